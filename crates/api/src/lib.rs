@@ -1,0 +1,13 @@
+//! kerf's API: the [`GpuNode`] resource, the names that other software sees, and the opaque configurations.
+//!
+//! Architecture invariant: types only. No input or output, no clock, no knowledge of NVML, MIG arithmetic or CDI.
+
+#![forbid(unsafe_code)]
+
+mod gpu_node;
+pub mod names;
+
+pub use gpu_node::{
+    Attribute, ComputeInstanceStatus, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuOffer, MigMode,
+    MigPlacement, MigProfile, MigStatus, Withheld,
+};

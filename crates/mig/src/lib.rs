@@ -1,0 +1,17 @@
+//! MIG geometry, pure: what a GPU can be cut into, what excludes what, and in which order cuts should be offered.
+//!
+//! * [`Profile`] and [`Placement`] are NVIDIA's terms: a GPU-instance profile (`1g.10gb`) and the memory slices it
+//!   covers (`start:size`).
+//! * [`Geometry`] is everything one GPU can be cut into. The driver learns it from NVML; [`product`] holds the known
+//!   products as data for the simulator and for tests.
+//!
+//! Architecture invariant: this crate does no input or output (its data files are compiled in), and nothing in it knows
+//! Kubernetes, NVML or the simulator.
+
+#![forbid(unsafe_code)]
+
+mod geometry;
+mod profile;
+
+pub use geometry::{Geometry, Offer};
+pub use profile::{Engine, Engines, Placement, Profile};
