@@ -11,7 +11,9 @@
 #![forbid(unsafe_code)]
 
 mod geometry;
+mod limits;
+mod order;
 mod profile;
 
 pub use geometry::{Geometry, Offer};
-pub use profile::{Engine, Engines, Placement, Profile};
+pub use profile::{Engine, Engines, Placement, Profile, base_name};

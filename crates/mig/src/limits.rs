@@ -1,0 +1,110 @@
+//! Which counters are needed beside the memory slices.
+//!
+//! A set of cuts that share no memory slice is a path through the memory slices from the first to the last. The most
+//! that any such path can hold of an engine is found slice by slice, without listing the paths.
+
+use std::collections::BTreeMap;
+
+use crate::{Engine, Geometry, Offer};
+
+/// Which engine is counted when several would do: media engines first, as those are what profiles differ in.
+const PREFERENCE: [Engine; 6] =
+    [Engine::Ofa, Engine::Decoder, Engine::Jpeg, Engine::Encoder, Engine::Copy, Engine::Multiprocessors];
+
+/// Something that cuts beside each other have to share.
+struct Limit {
+    /// The engine whose counter would express it; none for compute slices and `max_instances`.
+    engine: Option<Engine>,
+    /// What each offer takes, in the order of the offers.
+    taken: Vec<u64>,
+    total: u64,
+}
+
+/// See [`Geometry::limited_engines`].
+pub(crate) fn limited_engines(geometry: &Geometry) -> Vec<Engine> {
+    let offers = geometry.offers();
+    let paths = Paths { geometry, offers: &offers };
+
+    // Most limits can never be exceeded, as memory runs out before: only the others matter from here on.
+    let mut limits = limits(geometry, &offers);
+    let exceeded = paths.exceeded(&limits, &[]);
+    let mut index = 0..;
+    limits.retain(|_| index.next().is_some_and(|index| exceeded.contains(&index)));
+
+    let engines: Vec<Engine> =
+        PREFERENCE.into_iter().filter(|engine| limits.iter().any(|limit| limit.engine == Some(*engine))).collect();
+    let beyond_engines = paths.exceeded(&limits, &engines);
+    let mut sets: Vec<Vec<Engine>> = (0..1_u32 << engines.len())
+        .map(|bits| (0..engines.len()).filter(|i| bits & 1 << i != 0).map(|i| engines[i]).collect())
+        .collect();
+    sets.sort_by_key(Vec::len); // stable: preferred engines stay first
+    let mut smallest = sets.into_iter().find(|set| paths.exceeded(&limits, set) == beyond_engines).unwrap_or_default();
+    smallest.sort_unstable();
+    smallest
+}
+
+fn limits(geometry: &Geometry, offers: &[Offer<'_>]) -> Vec<Limit> {
+    let limit = |engine, total: u32, taken: &dyn Fn(&Offer<'_>) -> u32| Limit {
+        engine,
+        taken: offers.iter().map(|offer| u64::from(taken(offer))).collect(),
+        total: u64::from(total),
+    };
+    let totals = geometry.totals();
+    let engines = Engine::ALL
+        .iter()
+        .map(|&engine| limit(Some(engine), totals.get(engine), &|offer| offer.profile.engines.get(engine)));
+    let compute = limit(None, geometry.compute_slices(), &|offer| offer.profile.compute_slices);
+    let instances = geometry
+        .profiles()
+        .iter()
+        .map(|profile| limit(None, profile.max_instances, &|offer| u32::from(offer.profile.id == profile.id)));
+    engines.chain([compute]).chain(instances).collect()
+}
+
+/// All sets of offers that share no memory slice.
+struct Paths<'a> {
+    geometry: &'a Geometry,
+    offers: &'a [Offer<'a>],
+}
+
+impl Paths<'_> {
+    /// Which limits (by index) some path exceeds, although it keeps to the totals of the counted engines.
+    fn exceeded(&self, limits: &[Limit], counted: &[Engine]) -> Vec<usize> {
+        let totals = self.geometry.totals();
+        let last = self.geometry.memory_slices() as usize;
+        // Per memory slice reached: the use of the counted engines so far, and with it the most used of each limit.
+        let mut reached: Vec<BTreeMap<Vec<u32>, Vec<u64>>> = vec![BTreeMap::new(); last + 1];
+        reached[0].insert(vec![0; counted.len()], vec![0; limits.len()]);
+        for slice in 0..last {
+            for (used, most) in std::mem::take(&mut reached[slice]) {
+                for (index, offer) in self.offers.iter().enumerate() {
+                    if offer.placement.start as usize != slice {
+                        continue;
+                    }
+                    let used: Vec<u32> = counted
+                        .iter()
+                        .zip(&used)
+                        .map(|(&engine, used)| used.saturating_add(offer.profile.engines.get(engine)))
+                        .collect();
+                    if counted.iter().zip(&used).all(|(&engine, used)| *used <= totals.get(engine)) {
+                        let most = limits.iter().zip(&most).map(|(limit, most)| most + limit.taken[index]);
+                        merge(&mut reached[offer.placement.end() as usize], used, most.collect());
+                    }
+                }
+                merge(&mut reached[slice + 1], used, most);
+            }
+        }
+        let exceeds = |index: &usize| reached[last].values().any(|most| most[*index] > limits[*index].total);
+        (0..limits.len()).filter(exceeds).collect()
+    }
+}
+
+/// Keeps the larger value for each limit.
+fn merge(reached: &mut BTreeMap<Vec<u32>, Vec<u64>>, used: Vec<u32>, most: Vec<u64>) {
+    match reached.get_mut(&used) {
+        Some(known) => known.iter_mut().zip(most).for_each(|(known, most)| *known = most.max(*known)),
+        None => {
+            reached.insert(used, most);
+        }
+    }
+}
