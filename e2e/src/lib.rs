@@ -1,1 +1,27 @@
-//! placeholder
+//! The harness of kerf's end-to-end tests, demo and benchmarks.
+//!
+//! Everything here acts on a real Kubernetes: `kerf-cluster` (the Go module beside this crate) starts it, [`Installation`]
+//! runs kerf's two programs on it under their own ServiceAccounts, [`Simulation`] stands in for the GPUs, and [`World`]
+//! puts the three together for one scenario.
+//!
+//! Architecture invariant: no part of Kubernetes is replaced here. What a scenario sees, a user's cluster would show.
+
+#![forbid(unsafe_code)]
+
+mod cluster;
+mod installation;
+mod kubelet;
+mod manifest;
+mod program;
+mod simulation;
+mod wait;
+mod world;
+
+pub use cluster::{Cluster, NodePaths};
+pub use installation::Installation;
+pub use kubelet::{Kubelet, claim_ref};
+pub use manifest::{Claim, Pod, Request};
+pub use program::{Program, built};
+pub use simulation::{GpuState, InstanceState, NodeFile, Simulation};
+pub use wait::{eventually, never};
+pub use world::{World, scenario};

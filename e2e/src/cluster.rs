@@ -1,0 +1,89 @@
+//! The real Kubernetes that `kerf-cluster` started, as the harness sees it.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+/// Where a node keeps what a plugin needs.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodePaths {
+    /// The node's name.
+    pub name: String,
+    /// The kubelet's `--root-dir`.
+    pub kubelet_root: PathBuf,
+    /// The folder that containerd reads CDI specs from.
+    pub cdi_root: PathBuf,
+}
+
+/// What `kerf-cluster status --json` says.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    kubernetes: String,
+    kubeconfig: PathBuf,
+    nodes: Vec<NodePaths>,
+}
+
+/// A running cluster.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    tool: PathBuf,
+    status: Status,
+}
+
+impl Cluster {
+    /// The cluster that the environment names: `KERF_CLUSTER` is the path of `kerf-cluster`.
+    pub fn from_env() -> Result<Cluster> {
+        let tool = std::env::var_os("KERF_CLUSTER")
+            .map(PathBuf::from)
+            .context("KERF_CLUSTER must be the path of kerf-cluster: run scenarios through `make e2e`")?;
+        let output = Command::new(&tool).args(["status", "--json"]).output().context("cannot run kerf-cluster")?;
+        let status = serde_json::from_slice(&checked(output, "kerf-cluster status")?)
+            .context("cannot read the answer of kerf-cluster status --json")?;
+        Ok(Cluster { tool, status })
+    }
+
+    /// The Kubernetes version, such as `1.36.3`.
+    pub fn version(&self) -> &str {
+        &self.status.kubernetes
+    }
+
+    /// The first node.
+    pub fn node(&self) -> Result<&NodePaths> {
+        self.status.nodes.first().context("the cluster has no node")
+    }
+
+    /// The admin's kubeconfig.
+    pub fn kubeconfig(&self) -> &PathBuf {
+        &self.status.kubeconfig
+    }
+
+    /// Runs `kerf-cluster` with these arguments, such as `restart kubelet`.
+    pub fn tool(&self, arguments: &[&str]) -> Result<()> {
+        let output = Command::new(&self.tool).args(arguments).output().context("cannot run kerf-cluster")?;
+        checked(output, &format!("kerf-cluster {}", arguments.join(" "))).map(|_| ())
+    }
+
+    /// Runs `kubectl` as the admin and returns what it prints.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        let output = Command::new("kubectl")
+            .arg("--kubeconfig")
+            .arg(&self.status.kubeconfig)
+            .args(arguments)
+            .output()
+            .context("cannot run kubectl: it is on the PATH inside `kerf-cluster exec`")?;
+        let text = checked(output, &format!("kubectl {}", arguments.join(" ")))?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+/// The standard output of a command that must have succeeded.
+fn checked(output: Output, what: &str) -> Result<Vec<u8>> {
+    if !output.status.success() {
+        bail!("{what} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(output.stdout)
+}

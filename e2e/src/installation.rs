@@ -1,0 +1,105 @@
+//! kerf on a cluster: its manifests applied, its two programs running under their own ServiceAccounts.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use kube::config::{AuthInfo, Kubeconfig};
+
+use crate::cluster::Cluster;
+use crate::program::{Program, built};
+
+/// Where kerf's programs live.
+const NAMESPACE: &str = "kerf-system";
+
+/// kerf's two programs on one node of a cluster.
+#[derive(Debug)]
+pub struct Installation {
+    cluster: Cluster,
+    driver_root: PathBuf,
+    logs: PathBuf,
+    /// The node's part.
+    pub plugin: Option<Program>,
+    /// The cluster's part.
+    pub controller: Option<Program>,
+}
+
+impl Installation {
+    /// Applies `deploy/` and starts both programs. `logs` receives their output and kubeconfigs.
+    pub fn start(cluster: &Cluster, driver_root: &Path, logs: &Path) -> Result<Installation> {
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
+        let deploy = deploy.to_str().context("the path of deploy/ is not text")?;
+        let namespace = format!("{deploy}/namespace.yaml");
+        let crds = format!("{deploy}/crds");
+        cluster.kubectl(&["apply", "--server-side", "-f", &namespace, "-f", &crds])?;
+        cluster.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "-f", &crds])?;
+        cluster.kubectl(&["apply", "--server-side", "-f", deploy])?;
+        let mut installation = Installation {
+            cluster: cluster.clone(),
+            driver_root: driver_root.to_owned(),
+            logs: logs.to_owned(),
+            plugin: None,
+            controller: None,
+        };
+        installation.start_controller()?;
+        installation.start_plugin()?;
+        Ok(installation)
+    }
+
+    /// Starts the kubelet plugin (again).
+    pub fn start_plugin(&mut self) -> Result<()> {
+        let node = self.cluster.node()?;
+        let kubeconfig = self.account("kerf-kubelet-plugin")?;
+        let mut command = Command::new(built("kerf-kubelet-plugin")?);
+        command
+            .args(["--node-name", &node.name, "--namespace", NAMESPACE])
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .arg("--driver-root")
+            .arg(&self.driver_root)
+            .arg("--kubelet-root")
+            .arg(&node.kubelet_root)
+            .arg("--cdi-root")
+            .arg(&node.cdi_root)
+            .env("RUST_BACKTRACE", "1");
+        self.plugin = Some(Program::start("kerf-kubelet-plugin", command, &self.logs.join("kubelet-plugin.log"))?);
+        Ok(())
+    }
+
+    /// Starts the controller (again).
+    pub fn start_controller(&mut self) -> Result<()> {
+        let kubeconfig = self.account("kerf-controller")?;
+        let mut command = Command::new(built("kerf-controller")?);
+        command.args(["--namespace", NAMESPACE]).arg("--kubeconfig").arg(kubeconfig).env("RUST_BACKTRACE", "1");
+        self.controller = Some(Program::start("kerf-controller", command, &self.logs.join("controller.log"))?);
+        Ok(())
+    }
+
+    /// Fails when one of the programs has ended by itself.
+    pub fn check(&mut self) -> Result<()> {
+        self.plugin.iter_mut().chain(&mut self.controller).try_for_each(Program::check)
+    }
+
+    /// Ends both programs in order.
+    pub async fn stop(&mut self) -> Result<()> {
+        if let Some(mut plugin) = self.plugin.take() {
+            plugin.terminate().await?;
+        }
+        if let Some(mut controller) = self.controller.take() {
+            controller.terminate().await?;
+        }
+        Ok(())
+    }
+
+    /// Writes a kubeconfig that is nobody but this ServiceAccount.
+    fn account(&self, name: &str) -> Result<PathBuf> {
+        let token = self.cluster.kubectl(&["create", "token", name, "-n", NAMESPACE, "--duration=24h"])?;
+        let mut config = Kubeconfig::read_from(self.cluster.kubeconfig()).context("cannot read the kubeconfig")?;
+        for user in &mut config.auth_infos {
+            user.auth_info = Some(AuthInfo { token: Some(token.trim().to_owned().into()), ..AuthInfo::default() });
+        }
+        let path = self.logs.join(format!("{name}.kubeconfig"));
+        std::fs::write(&path, serde_saphyr::to_string(&config)?)?;
+        Ok(path)
+    }
+}

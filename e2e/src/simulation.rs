@@ -1,0 +1,162 @@
+//! The simulated GPUs of a node: `nvml-sim` with a node file, and what it says lives on them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::program::{Program, built};
+use crate::wait::eventually;
+
+/// A node's GPUs, as `nvml-sim serve --node` reads them.
+#[derive(Clone, Debug)]
+pub struct NodeFile {
+    body: Value,
+}
+
+impl NodeFile {
+    /// A node without GPUs yet, on the driver version whose genuine programs the tests use.
+    pub fn new() -> NodeFile {
+        NodeFile { body: json!({ "driverVersion": "535.261.03", "cudaDriverVersion": "12.2", "gpus": [] }) }
+    }
+
+    /// The node of the demo: two H100 and an L40S.
+    pub fn two_h100_and_l40s() -> NodeFile {
+        NodeFile::new().gpus("h100-80gb", 2).gpus("l40s", 1)
+    }
+
+    /// Adds GPUs of a product (a key of `crates/mig/products`).
+    pub fn gpus(self, product: &str, count: u32) -> NodeFile {
+        self.gpu(json!({ "product": product, "count": count }))
+    }
+
+    /// Adds a GPU with settings of its own.
+    pub fn gpu(mut self, gpu: Value) -> NodeFile {
+        if let Some(gpus) = self.body["gpus"].as_array_mut() {
+            gpus.push(gpu);
+        }
+        self
+    }
+
+    /// Sets how long NVML calls take: a named set, or milliseconds by call.
+    pub fn latency(mut self, latency: Value) -> NodeFile {
+        self.body["latency"] = latency;
+        self
+    }
+}
+
+impl Default for NodeFile {
+    fn default() -> NodeFile {
+        NodeFile::new()
+    }
+}
+
+/// What lives on one GPU.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuState {
+    /// PCI address.
+    pub pci_bus_id: String,
+    /// GPU UUID.
+    pub uuid: String,
+    /// Its GPU instances.
+    pub gpu_instances: Vec<InstanceState>,
+}
+
+/// A GPU instance.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InstanceState {
+    /// GPU instance id.
+    pub id: u32,
+    /// Profile name, `1g.10gb`.
+    pub profile: String,
+    /// First memory slice.
+    pub start: u32,
+    /// Its compute instances, by UUID.
+    pub compute_instances: Vec<ComputeInstanceState>,
+}
+
+/// A compute instance.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ComputeInstanceState {
+    /// MIG device UUID.
+    pub uuid: String,
+}
+
+#[derive(Deserialize)]
+struct NodeState {
+    gpus: Vec<GpuState>,
+}
+
+/// A running simulation of one node's GPUs.
+#[derive(Debug)]
+pub struct Simulation {
+    program: Program,
+    tool: PathBuf,
+    root: PathBuf,
+}
+
+impl Simulation {
+    /// Starts the simulator with its driver root under `directory`.
+    pub async fn start(node: &NodeFile, directory: &Path, logs: &Path) -> Result<Simulation> {
+        let tool = built("nvml-sim")?;
+        let root = directory.join("driver");
+        let file = directory.join("node.yaml");
+        std::fs::create_dir_all(&root)?;
+        std::fs::write(&file, serde_saphyr::to_string(&node.body)?)?;
+        let log = logs.join("nvml-sim.log");
+        // A log of an earlier run must not say `ready` for this one.
+        std::fs::write(&log, "")?;
+        let mut command = Command::new(&tool);
+        command.arg("serve").arg("--node").arg(&file).arg("--root").arg(&root);
+        if let Some(programs) = std::env::var_os("KERF_NVIDIA_PROGRAMS") {
+            command.arg("--programs").arg(programs);
+        }
+        let mut program = Program::start("nvml-sim", command, &log)?;
+        eventually("the simulator is ready", Duration::from_secs(10), async || {
+            program.check()?;
+            Ok(std::fs::read_to_string(&log)?.lines().any(|line| line.trim() == "ready").then_some(()))
+        })
+        .await?;
+        Ok(Simulation { program, tool, root })
+    }
+
+    /// The driver root: what `--driver-root` of the plugin names.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// What lives on each GPU now.
+    pub fn state(&self) -> Result<Vec<GpuState>> {
+        let output = Command::new(&self.tool).args(["ctl", "--root"]).arg(&self.root).arg("state").output()?;
+        if !output.status.success() {
+            bail!("nvml-sim ctl state failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        let state: NodeState = serde_json::from_slice(&output.stdout).context("cannot read the simulator's state")?;
+        Ok(state.gpus)
+    }
+
+    /// All GPU instances of the node as (PCI address, instance).
+    pub fn instances(&self) -> Result<Vec<(String, InstanceState)>> {
+        let instances = self
+            .state()?
+            .into_iter()
+            .flat_map(|gpu| gpu.gpu_instances.into_iter().map(move |instance| (gpu.pci_bus_id.clone(), instance)));
+        Ok(instances.collect())
+    }
+
+    /// Lets the simulator run on after the harness ends; returns its process id.
+    pub fn leave(self) -> Option<u32> {
+        self.program.leave()
+    }
+
+    /// Ends the simulator.
+    pub async fn stop(mut self) -> Result<()> {
+        self.program.terminate().await
+    }
+}

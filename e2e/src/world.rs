@@ -1,0 +1,399 @@
+//! One scenario's world: a namespace, simulated GPUs, kerf installed, and words to act and look with.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::FutureExt;
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod as ApiPod};
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim, ResourceSlice};
+use kerf_api::GpuNode;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use crate::cluster::Cluster;
+use crate::installation::Installation;
+use crate::kubelet::Kubelet;
+use crate::manifest::{Claim, Pod};
+use crate::simulation::{InstanceState, NodeFile, Simulation};
+use crate::wait::eventually;
+
+/// How long a pod may take to start or to be gone. Far above what it takes, so that a slow machine fails nothing.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The driver name that the scenarios use.
+const DRIVER: &str = "gpu.nvidia.com";
+
+/// A scenario's world.
+pub struct World {
+    /// The cluster.
+    pub cluster: Cluster,
+    /// The admin's client.
+    pub client: Client,
+    /// The GPUs.
+    pub simulation: Simulation,
+    /// kerf.
+    pub kerf: Installation,
+    namespace: String,
+}
+
+/// Runs one scenario: builds a world, lets `body` act in it, cleans up and checks that nothing is left behind.
+///
+/// # Panics
+///
+/// When the scenario fails; what the programs said and what the cluster thinks is printed first.
+pub async fn scenario(name: &str, node: NodeFile, body: impl AsyncFnOnce(&mut World) -> Result<()>) {
+    let directory = scratch(name).expect("a scratch directory can be made");
+    let mut world = match World::start(name, &node, &directory).await {
+        Ok(world) => world,
+        Err(error) => panic!("{name}: cannot start: {error:#}\n{}", logs(&directory)),
+    };
+    let outcome = std::panic::AssertUnwindSafe(body(&mut world)).catch_unwind().await;
+    let outcome = match outcome {
+        Ok(outcome) => outcome,
+        Err(panic) => Err(anyhow::anyhow!(
+            "{}",
+            panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("a panic without words")
+        )),
+    };
+    let report = if outcome.is_err() { world.describe() } else { String::new() };
+    let end = world.end().await;
+    if let Err(error) = outcome {
+        panic!("{name}: {error:#}\n{report}\n{}", logs(&directory));
+    }
+    if let Err(error) = end {
+        panic!("{name}: something is left behind: {error:#}\n{}", logs(&directory));
+    }
+}
+
+impl World {
+    /// Starts the simulator and kerf, and makes a namespace of its own. `directory` takes logs and the driver root.
+    pub async fn start(name: &str, node: &NodeFile, directory: &Path) -> Result<World> {
+        let cluster = Cluster::from_env()?;
+        let client = Client::try_default().await.context("no client: KUBECONFIG is set by `kerf-cluster exec`")?;
+        clear(&client).await?;
+        let simulation = Simulation::start(node, directory, directory).await?;
+        let kerf = Installation::start(&cluster, simulation.root(), directory)?;
+        let namespace = format!("e2e-{}", name.replace('_', "-"));
+        let object: Namespace = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Namespace",
+            "metadata": { "name": namespace, "labels": { "kerf.dev/e2e": "true" } },
+        }))?;
+        Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &object).await?;
+        let mut world = World { cluster, client, simulation, kerf, namespace };
+        world.published().await?;
+        Ok(world)
+    }
+
+    /// The scenario's namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Waits until kerf has published a complete pool for the node, and returns its slices in name order.
+    pub async fn published(&mut self) -> Result<Vec<ResourceSlice>> {
+        let api: Api<ResourceSlice> = Api::all(self.client.clone());
+        let kerf = &mut self.kerf;
+        eventually("the node's slices are published", PATIENCE, async || {
+            kerf.check()?;
+            let slices = api.list(&ListParams::default().fields(&format!("spec.driver={DRIVER}"))).await?.items;
+            let complete = slices.first().is_some_and(|first| {
+                slices.len() as i64 == first.spec.pool.resource_slice_count
+                    && slices.iter().all(|slice| slice.spec.pool.generation == first.spec.pool.generation)
+            });
+            Ok(complete.then_some(slices))
+        })
+        .await
+    }
+
+    /// The slices that exist now.
+    pub async fn slices(&self) -> Result<Vec<ResourceSlice>> {
+        let api: Api<ResourceSlice> = Api::all(self.client.clone());
+        Ok(api.list(&ListParams::default().fields(&format!("spec.driver={DRIVER}"))).await?.items)
+    }
+
+    /// The names of all devices that are published now.
+    pub async fn devices(&self) -> Result<Vec<String>> {
+        let slices = self.slices().await?;
+        Ok(slices
+            .into_iter()
+            .flat_map(|slice| slice.spec.devices.unwrap_or_default())
+            .map(|device| device.name)
+            .collect())
+    }
+
+    /// The node's GpuNode.
+    pub async fn gpu_node(&self) -> Result<GpuNode> {
+        Ok(Api::<GpuNode>::all(self.client.clone()).get(&self.cluster.node()?.name).await?)
+    }
+
+    /// Creates an object in the scenario's namespace, as `kubectl create` would.
+    pub async fn create(&self, object: &Value) -> Result<()> {
+        let post = PostParams::default();
+        let (client, namespace) = (self.client.clone(), &self.namespace);
+        match object["kind"].as_str() {
+            Some("Pod") => {
+                Api::namespaced(client, namespace)
+                    .create(&post, &serde_json::from_value::<ApiPod>(object.clone())?)
+                    .await?;
+            }
+            Some("ResourceClaim") => {
+                let claim: ResourceClaim = serde_json::from_value(object.clone())?;
+                Api::namespaced(client, namespace).create(&post, &claim).await?;
+            }
+            Some("ResourceClaimTemplate") => {
+                let template: k8s_openapi::api::resource::v1::ResourceClaimTemplate =
+                    serde_json::from_value(object.clone())?;
+                Api::namespaced(client, namespace).create(&post, &template).await?;
+            }
+            kind => bail!("a scenario does not create {kind:?}"),
+        }
+        Ok(())
+    }
+
+    /// A pod with a claim of its own, from a template of the same name.
+    pub async fn run(&self, name: &str, claim: &Claim) -> Result<()> {
+        self.create(&claim.template(name)).await?;
+        self.create(&Pod::from_template(name, name).object()).await
+    }
+
+    /// [`World::run`], then waits until the pod runs.
+    pub async fn run_ready(&self, name: &str, claim: &Claim) -> Result<()> {
+        self.run(name, claim).await?;
+        self.ready(name).await
+    }
+
+    /// Waits until all containers of a pod run.
+    pub async fn ready(&self, name: &str) -> Result<()> {
+        let api = self.pods();
+        eventually(&format!("pod {name} runs"), PATIENCE, async || {
+            let pod = api.get(name).await?;
+            let status = pod.status.unwrap_or_default();
+            let statuses = status.container_statuses.unwrap_or_default();
+            Ok((!statuses.is_empty() && statuses.iter().all(|container| container.ready)).then_some(()))
+        })
+        .await
+    }
+
+    /// Waits until the scheduler has said that it cannot place a pod, and returns its words.
+    pub async fn waits(&self, name: &str) -> Result<String> {
+        let api = self.pods();
+        eventually(&format!("pod {name} is unschedulable"), PATIENCE, async || {
+            let conditions = api.get(name).await?.status.unwrap_or_default().conditions.unwrap_or_default();
+            Ok(conditions
+                .into_iter()
+                .find(|condition| {
+                    condition.type_ == "PodScheduled" && condition.reason.as_deref() == Some("Unschedulable")
+                })
+                .and_then(|condition| condition.message))
+        })
+        .await
+    }
+
+    /// Waits until an Event with this reason is told about a pod, and returns its message.
+    pub async fn event(&self, pod: &str, reason: &str) -> Result<String> {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
+        let fields = format!("involvedObject.name={pod},reason={reason}");
+        eventually(&format!("event {reason} of pod {pod}"), PATIENCE, async || {
+            let events = api.list(&ListParams::default().fields(&fields)).await?;
+            Ok(events.items.into_iter().find_map(|event| event.message))
+        })
+        .await
+    }
+
+    /// Deletes a pod and waits until it is gone; its template-made claim goes with it.
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        let api = self.pods();
+        let uid = api.get(name).await?.metadata.uid;
+        api.delete(name, &DeleteParams::default()).await?;
+        eventually(&format!("pod {name} is gone"), PATIENCE, async || {
+            Ok(api.get_opt(name).await?.is_none_or(|pod| pod.metadata.uid != uid).then_some(()))
+        })
+        .await
+    }
+
+    /// The log of a pod's container.
+    pub fn logs(&self, pod: &str, container: &str) -> Result<String> {
+        self.cluster.kubectl(&["logs", "-n", &self.namespace, pod, "-c", container])
+    }
+
+    /// Runs a shell command in a pod's container; its output and error output.
+    pub fn shell(&self, pod: &str, container: &str, command: &str) -> Result<String> {
+        self.cluster.kubectl(&["exec", "-n", &self.namespace, pod, "-c", container, "--", "sh", "-c", command])
+    }
+
+    /// UUIDs of the MIG devices that `nvidia-smi -L` lists in a container.
+    pub fn mig_uuids(&self, pod: &str, container: &str) -> Result<Vec<String>> {
+        Ok(uuids(&self.shell(pod, container, "nvidia-smi -L")?, "MIG-"))
+    }
+
+    /// UUIDs of the GPUs that `nvidia-smi -L` lists in a container.
+    pub fn gpu_uuids(&self, pod: &str, container: &str) -> Result<Vec<String>> {
+        Ok(uuids(&self.shell(pod, container, "nvidia-smi -L")?, "GPU-"))
+    }
+
+    /// What the scheduler allocated to a pod's claim.
+    pub async fn allocated(&self, pod: &str) -> Result<Vec<DeviceRequestAllocationResult>> {
+        let statuses =
+            self.pods().get(pod).await?.status.unwrap_or_default().resource_claim_statuses.unwrap_or_default();
+        let named = statuses.into_iter().find_map(|status| status.resource_claim_name);
+        let claim = self.claim(&named.context("the pod has no claim yet")?).await?;
+        let allocation = claim.status.and_then(|status| status.allocation).context("the claim is not allocated")?;
+        Ok(allocation.devices.and_then(|devices| devices.results).unwrap_or_default())
+    }
+
+    /// A claim of the scenario's namespace.
+    pub async fn claim(&self, name: &str) -> Result<ResourceClaim> {
+        Ok(Api::namespaced(self.client.clone(), &self.namespace).get(name).await?)
+    }
+
+    /// Puts a claim into the state that the scheduler would leave it in: these devices allocated to its requests, with
+    /// these configurations. For allocations that no scheduler would make.
+    pub async fn allocate(&self, name: &str, devices: &[(&str, &str)], configs: &[Value]) -> Result<String> {
+        let node = &self.cluster.node()?.name;
+        let results: Vec<Value> = devices
+            .iter()
+            .map(|(request, device)| json!({ "request": request, "driver": DRIVER, "pool": node, "device": device }))
+            .collect();
+        let configs: Vec<Value> = configs
+            .iter()
+            .map(
+                |parameters| json!({ "source": "FromClaim", "opaque": { "driver": DRIVER, "parameters": parameters } }),
+            )
+            .collect();
+        let status = json!({ "status": { "allocation": { "devices": { "results": results, "config": configs } } } });
+        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &self.namespace);
+        let claim = api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await?;
+        claim.metadata.uid.context("a stored claim has a UID")
+    }
+
+    /// The kubelet's connection to the plugin.
+    pub async fn kubelet(&self) -> Result<Kubelet> {
+        let socket = self.cluster.node()?.kubelet_root.join("plugins").join(DRIVER).join("dra.sock");
+        Kubelet::connect(&socket).await
+    }
+
+    /// The GPU instances that live on the node, after the given number was reached.
+    pub async fn instances(&self, count: usize) -> Result<Vec<(String, InstanceState)>> {
+        eventually(&format!("{count} GPU instances live on the node"), PATIENCE, async || {
+            let instances = self.simulation.instances()?;
+            if instances.len() != count {
+                bail!("{} live: {instances:?}", instances.len());
+            }
+            Ok(Some(instances))
+        })
+        .await
+    }
+
+    /// The pods of the scenario's namespace.
+    pub fn pods(&self) -> Api<ApiPod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Deletes everything the scenario made, checks that the node holds nothing any more, and stops kerf.
+    async fn end(mut self) -> Result<()> {
+        if self.kerf.plugin.is_none() {
+            self.kerf.start_plugin()?;
+        }
+        let cleared = clear(&self.client).await;
+        let empty = match cleared {
+            Ok(()) => self.nothing_is_left().await,
+            Err(error) => Err(error),
+        };
+        let stopped = self.kerf.stop().await;
+        self.simulation.stop().await?;
+        empty.and(stopped)
+    }
+
+    /// No GPU instance, no CDI spec, no journal.
+    pub async fn nothing_is_left(&self) -> Result<()> {
+        self.instances(0).await?;
+        let node = self.cluster.node()?;
+        let journal = node.kubelet_root.join("plugins").join(DRIVER).join("claims");
+        for directory in [&node.cdi_root, &journal] {
+            eventually("the node's files are gone", PATIENCE, async || {
+                let left = files(directory)?;
+                ensure!(left.is_empty(), "{} still holds {left:?}", directory.display());
+                Ok(Some(()))
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        let mut report = String::new();
+        for arguments in [
+            ["get", "pods,resourceclaims,events", "-n", &self.namespace, "-o", "wide"].as_slice(),
+            ["get", "gpunodes,resourceslices", "-o", "wide"].as_slice(),
+        ] {
+            let text = self.cluster.kubectl(arguments).unwrap_or_else(|error| format!("{error:#}"));
+            report.push_str(&format!("--- kubectl {}\n{text}\n", arguments.join(" ")));
+        }
+        report
+    }
+}
+
+/// The words between `UUID: ` and `)` that begin with `prefix`.
+fn uuids(listing: &str, prefix: &str) -> Vec<String> {
+    let found = listing.split("(UUID: ").skip(1).filter_map(|rest| rest.split(')').next());
+    found.filter(|uuid| uuid.starts_with(prefix)).map(str::to_owned).collect()
+}
+
+/// Deletes the namespaces of all scenarios and waits until they are gone.
+async fn clear(client: &Client) -> Result<()> {
+    let api: Api<Namespace> = Api::all(client.clone());
+    let ours = ListParams::default().labels("kerf.dev/e2e=true");
+    for namespace in api.list(&ours).await? {
+        let name = namespace.metadata.name.unwrap_or_default();
+        let pods: Api<ApiPod> = Api::namespaced(client.clone(), &name);
+        pods.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+        if namespace.metadata.deletion_timestamp.is_none() {
+            api.delete(&name, &DeleteParams::default()).await?;
+        }
+    }
+    eventually("the scenario's namespace is gone", Duration::from_secs(120), async || {
+        let left = api.list(&ours).await?.items;
+        ensure!(left.is_empty(), "{:?}", left.iter().map(|namespace| &namespace.status).collect::<Vec<_>>());
+        Ok(Some(()))
+    })
+    .await
+}
+
+/// The files in a directory; none where the directory does not exist.
+fn files(directory: &Path) -> Result<Vec<PathBuf>> {
+    match std::fs::read_dir(directory) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| format!("cannot list {}", directory.display())),
+    }
+}
+
+/// A fresh directory for a scenario's logs and driver root.
+fn scratch(name: &str) -> Result<PathBuf> {
+    let target = std::env::current_exe()?;
+    let target = target.ancestors().find(|path| path.ends_with("target")).map(Path::to_owned);
+    let directory = target.unwrap_or_else(std::env::temp_dir).join("e2e").join(name);
+    if directory.exists() {
+        std::fs::remove_dir_all(&directory)?;
+    }
+    std::fs::create_dir_all(&directory)?;
+    Ok(directory)
+}
+
+/// The last lines of each log.
+fn logs(directory: &Path) -> String {
+    let mut report = String::new();
+    for name in ["controller.log", "kubelet-plugin.log", "nvml-sim.log"] {
+        let text = std::fs::read_to_string(directory.join(name)).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let tail = &lines[lines.len().saturating_sub(30)..];
+        report.push_str(&format!("--- {name}\n{}\n", tail.join("\n")));
+    }
+    report
+}

@@ -1,0 +1,53 @@
+//! What stands on the same hardware excludes itself.
+
+use anyhow::ensure;
+use kerf_e2e::{Claim, NodeFile, Request, scenario};
+
+#[tokio::test]
+async fn whole_gpu_and_partition_exclude_each_other_in_both_orders() {
+    scenario("whole_or_partition", NodeFile::new().gpus("h100-80gb", 1), async |world| {
+        let whole = Claim::of(&[Request::gpu("gpu")]);
+        let partition = Claim::of(&[Request::mig("gpu", "2g.20gb")]);
+
+        world.run_ready("whole-first", &whole).await?;
+        ensure!(world.gpu_uuids("whole-first", "main")?.len() == 1, "one GPU in the container");
+        ensure!(world.mig_uuids("whole-first", "main")?.is_empty(), "and no MIG device");
+        world.run("partition-second", &partition).await?;
+        world.waits("partition-second").await?;
+        world.delete("whole-first").await?;
+        world.ready("partition-second").await?;
+        world.instances(1).await?;
+
+        world.run("whole-again", &whole).await?;
+        world.waits("whole-again").await?;
+        world.delete("partition-second").await?;
+        world.ready("whole-again").await?;
+        world.instances(0).await?;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn two_gpus_are_carved_in_parallel() {
+    // Creating a GPU instance takes of the order of a second on real hardware.
+    let node = NodeFile::new()
+        .gpus("h100-80gb", 2)
+        .latency(serde_json::json!({ "nvmlDeviceCreateGpuInstanceWithPlacement": "3s" }));
+    scenario("parallel", node, async |world| {
+        let on = |gpu: &str| {
+            let mine = format!(r#"device.attributes["resource.kubernetes.io"].pciBusID == "{gpu}""#);
+            Claim::of(&[Request::mig("gpu", "1g.10gb").cel(&mine)])
+        };
+        let gpus: Vec<String> = world.simulation.state()?.into_iter().map(|gpu| gpu.pci_bus_id).collect();
+        let started = std::time::Instant::now();
+        world.run("left", &on(&gpus[0])).await?;
+        world.run("right", &on(&gpus[1])).await?;
+        world.ready("left").await?;
+        world.ready("right").await?;
+        let took = started.elapsed();
+        ensure!(took.as_secs_f64() < 5.5, "two carves of 3 s each took {took:?}: one after the other");
+        Ok(())
+    })
+    .await;
+}

@@ -1,0 +1,11 @@
+//! Scenarios on a real Kubernetes, one test each. `make e2e` starts the cluster and runs them one after the other.
+//!
+//! Each builds its own simulated GPUs and its own kerf, and ends with the check that the node holds nothing any more.
+
+mod bad_claims;
+mod carve;
+mod claims;
+mod exclusion;
+mod nodes;
+mod restarts;
+mod server;

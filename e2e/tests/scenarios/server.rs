@@ -1,0 +1,47 @@
+//! API servers that cannot do everything.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::Event;
+use kerf_e2e::{Claim, NodeFile, Request, World, eventually, scenario};
+use kube::Api;
+use kube::api::ListParams;
+
+const GATE: &str = "DRAPartitionableDevices";
+
+#[tokio::test]
+async fn without_partitionable_devices_whole_gpus_work_and_nothing_overlaps() {
+    scenario("no_counters", NodeFile::two_h100_and_l40s(), async |world| {
+        world.cluster.tool(&["restart", "kube-apiserver", "--feature-gates", &format!("{GATE}=false")])?;
+        let outcome = whole_gpus_only(world).await;
+        world.cluster.tool(&["restart", "kube-apiserver", "--feature-gates", &format!("{GATE}=true")])?;
+        outcome?;
+        eventually("partitions are published again", Duration::from_secs(120), async || {
+            Ok(world.devices().await?.iter().any(|device| device.contains("-mig-")).then_some(()))
+        })
+        .await?;
+        world.run_ready("slice", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await
+    })
+    .await;
+}
+
+async fn whole_gpus_only(world: &World) -> Result<()> {
+    eventually("no partition is published", Duration::from_secs(120), async || {
+        let devices = world.devices().await?;
+        Ok((devices.len() == 3 && devices.iter().all(|device| !device.contains("-mig-"))).then_some(()))
+    })
+    .await?;
+    for slice in world.slices().await? {
+        ensure!(slice.spec.shared_counters.is_none(), "{:?}", slice.metadata.name);
+    }
+    let events: Api<Event> = Api::all(world.client.clone());
+    eventually("an Event says which gate is missing", Duration::from_secs(30), async || {
+        let events = events.list(&ListParams::default()).await?.items;
+        Ok(events.iter().any(|event| event.message.as_ref().is_some_and(|text| text.contains(GATE))).then_some(()))
+    })
+    .await?;
+    world.run_ready("whole", &Claim::of(&[Request::gpu("gpu")])).await?;
+    ensure!(world.gpu_uuids("whole", "main")?.len() == 1, "the container has its GPU");
+    world.delete("whole").await
+}
