@@ -6,6 +6,7 @@
 
 mod gpu_node;
 pub mod names;
+pub mod opaque;
 
 pub use gpu_node::{
     Attribute, ComputeInstanceStatus, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuOffer, MigMode,
