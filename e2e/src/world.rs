@@ -16,6 +16,7 @@ use crate::cluster::Cluster;
 use crate::installation::Installation;
 use crate::kubelet::Kubelet;
 use crate::manifest::{Claim, Pod};
+use crate::program::Program;
 use crate::simulation::{InstanceState, NodeFile, Simulation};
 use crate::wait::eventually;
 
@@ -290,13 +291,19 @@ impl World {
         .await
     }
 
+    /// Leaves everything running after the harness ends; returns the ids of the processes that must be ended one day.
+    pub fn leave(self) -> Vec<u32> {
+        let programs = [self.kerf.plugin, self.kerf.controller].into_iter().flatten();
+        programs.filter_map(Program::leave).chain(self.simulation.leave()).collect()
+    }
+
     /// The pods of the scenario's namespace.
     pub fn pods(&self) -> Api<ApiPod> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
     /// Deletes everything the scenario made, checks that the node holds nothing any more, and stops kerf.
-    async fn end(mut self) -> Result<()> {
+    pub async fn end(mut self) -> Result<()> {
         if self.kerf.plugin.is_none() {
             self.kerf.start_plugin()?;
         }

@@ -1,0 +1,84 @@
+# kerf: `make help` is the index.
+
+KUBE  ?= 1.36.3
+GATES ?= dra
+TEST  ?=
+
+CACHE     := $(or $(KERF_CACHE),$(HOME)/.cache/kerf)
+TARGET    := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+CLUSTER   := $(TARGET)/kerf-cluster
+DENY      := $(CACHE)/cargo-deny/0.20.2/bin/cargo-deny
+DEMO      := /var/lib/kerf-e2e/kerf-demo
+export KERF_CACHE           := $(CACHE)
+export KERF_CLUSTER         := $(CLUSTER)
+export KERF_NVIDIA_PROGRAMS := $(CACHE)/nvidia-programs
+export CARGO_TARGET_DIR     := $(TARGET)
+
+.DEFAULT_GOAL := help
+
+help: ## This index
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  KUBE=1.37.2   Kubernetes version (1.34.4, 1.35.4, 1.36.3, 1.37.2)"
+	@echo "  GATES=dra     feature gates: dra (all that kerf uses) or default (the version's own)"
+	@echo "  TEST=name     only the scenarios whose name contains this"
+
+setup: ## Install what building and testing needs (Debian 12, root)
+	@.ci/setup
+
+build: $(CLUSTER) ## Build everything, tests included
+	cargo build --workspace --all-targets
+
+$(CLUSTER): $(shell find e2e/cluster -name '*.go' -o -name 'go.*')
+	@mkdir -p $(TARGET)
+	cd e2e/cluster && CGO_ENABLED=0 go build -trimpath -o $@ .
+
+test: lint deny unit e2e ## Everything: format, lints, licences, unit, integration and end-to-end tests
+
+lint: ## Formatting and lints, warnings denied
+	cargo fmt --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --test scenarios -- -D warnings
+	cd e2e/cluster && test -z "$$(gofmt -l .)" && go vet ./...
+
+deny: ## Licences, sources, duplicate dependencies
+	$(DENY) --log-level error check bans licenses sources
+
+unit: build ## Unit and integration tests, no cluster needed
+	cargo test --workspace
+	cargo test --manifest-path crates/cdi/oracle/Cargo.toml --target-dir $(TARGET)/oracle
+	cd e2e/cluster && go test ./...
+
+doc: ## API documentation, warnings denied
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+e2e: build ## Scenarios on a real Kubernetes (KUBE, GATES, TEST)
+	cargo test --workspace --test scenarios --no-run
+	$(CLUSTER) down --purge
+	$(CLUSTER) up --kubernetes $(KUBE) --feature-gates $(GATES)
+	$(CLUSTER) exec -- cargo test --offline --workspace --test scenarios -- --test-threads=1 $(TEST); \
+	  status=$$?; $(CLUSTER) down --purge; exit $$status
+
+bench: $(CLUSTER) ## Measure prepare, unprepare, memory and size (target/bench/report.json)
+	cargo build --release --workspace
+	$(CLUSTER) down --purge
+	$(CLUSTER) up --kubernetes $(KUBE) --feature-gates $(GATES)
+	$(CLUSTER) exec -- $(TARGET)/release/kerf-bench --report $(TARGET)/bench/report.json; \
+	  status=$$?; $(CLUSTER) down --purge; exit $$status
+
+demo: ## Show kerf at work on a cluster of its own with simulated GPUs
+	@$(MAKE) --no-print-directory setup build
+	@$(MAKE) --no-print-directory demo-down
+	@$(CLUSTER) up --kubernetes $(KUBE) --feature-gates $(GATES)
+	@$(CLUSTER) exec -- $(TARGET)/debug/kerf-demo --state $(DEMO) up
+	@echo
+	@echo "kerf goes on running. Look around:  $(CLUSTER) exec -- kubectl get gpunodes,resourceslices"
+	@echo "kubeconfig (inside the cluster's network namespace): $$($(CLUSTER) kubeconfig)"
+	@echo "Stop it and leave nothing behind:   make demo-down"
+
+demo-down: $(CLUSTER) ## End the demo and leave nothing behind
+	@if [ -f $(DEMO)/processes ]; then $(TARGET)/debug/kerf-demo --state $(DEMO) down; fi
+	@$(CLUSTER) down --purge
+	@rm -rf $(DEMO)
+
+.PHONY: help setup build test lint deny unit doc e2e bench demo demo-down
