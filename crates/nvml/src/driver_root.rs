@@ -1,8 +1,39 @@
 //! Where the driver's files are.
 
-use std::path::PathBuf;
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// NVML's file name on Linux (NVML API reference: link against `libnvidia-ml.so.1`).
+const NVML: &str = "libnvidia-ml.so.1";
+
+/// Where the driver's installers put libraries, below the driver root: NVIDIA's own installer and RPMs, Debian's
+/// multiarch directories (with NVIDIA's libraries behind alternatives in `nvidia/current`), Container-Optimized OS.
+const LIBRARY_DIRS: [&str; 12] = [
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    "usr/lib/aarch64-linux-gnu/nvidia/current",
+    "usr/lib",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "lib/x86_64-linux-gnu/nvidia/current",
+    "lib/aarch64-linux-gnu/nvidia/current",
+    "lib",
+];
+
+/// Where the driver's programs are, below the driver root.
+const PROGRAM_DIRS: [&str; 5] = ["opt/bin", "usr/bin", "usr/sbin", "bin", "sbin"];
+
+/// As many symbolic links as the kernel follows (path_resolution(7)).
+const MAX_LINKS: u32 = 40;
 
 /// A directory that holds an NVIDIA driver: libraries, programs and, for a containerised driver, device nodes.
+///
+/// Files are looked up when asked for, not kept: a driver container may come and go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverRoot {
     root: PathBuf,
@@ -10,4 +41,246 @@ pub struct DriverRoot {
 
 /// Why a driver root is of no use.
 #[derive(Debug, thiserror::Error)]
-pub enum DriverRootError {}
+pub enum DriverRootError {
+    /// No candidate holds NVML.
+    #[error(
+        "no NVIDIA driver found: {NVML} is in none of the usual library directories below {}; install the driver, or \
+         set --driver-root to the directory that holds it",
+        list(.0)
+    )]
+    NotFound(Vec<PathBuf>),
+    /// The driver root lacks a file.
+    #[error("{name} not found in any of {}; does --driver-root name the directory that holds the driver?", list(.looked))]
+    Missing {
+        /// The file's name.
+        name: String,
+        /// Every directory looked in.
+        looked: Vec<PathBuf>,
+    },
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+impl DriverRoot {
+    /// Where drivers are usually found: the GPU operator's driver container, Container-Optimized OS, the host itself.
+    pub const CANDIDATES: [&str; 3] = ["/run/nvidia/driver", "/home/kubernetes/bin/nvidia", "/"];
+
+    /// The driver root at `path`, whatever is there.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        DriverRoot { root: path.into() }
+    }
+
+    /// The first candidate that holds NVML; usually of [`DriverRoot::CANDIDATES`].
+    ///
+    /// # Errors
+    /// [`DriverRootError::NotFound`] names all candidates when none does.
+    pub fn detect(candidates: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Self, DriverRootError> {
+        let mut looked = Vec::new();
+        for candidate in candidates {
+            let root = DriverRoot::at(candidate);
+            if root.nvml_library().is_ok() {
+                return Ok(root);
+            }
+            looked.push(root.root);
+        }
+        Err(DriverRootError::NotFound(looked))
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.root
+    }
+
+    /// The NVML library.
+    ///
+    /// # Errors
+    /// [`DriverRootError::Missing`] when no library directory has it.
+    pub fn nvml_library(&self) -> Result<PathBuf, DriverRootError> {
+        self.library(NVML)
+    }
+
+    /// A library of the driver, such as `libcuda.so.1`: the regular file behind the links, below the root.
+    ///
+    /// # Errors
+    /// [`DriverRootError::Missing`] when no library directory has it.
+    pub fn library(&self, name: &str) -> Result<PathBuf, DriverRootError> {
+        self.find(name, &LIBRARY_DIRS)
+    }
+
+    /// A program of the driver, such as `nvidia-smi`: the regular file behind the links, below the root.
+    ///
+    /// # Errors
+    /// [`DriverRootError::Missing`] when no program directory has it.
+    pub fn program(&self, name: &str) -> Result<PathBuf, DriverRootError> {
+        self.find(name, &PROGRAM_DIRS)
+    }
+
+    fn find(&self, name: &str, dirs: &[&str]) -> Result<PathBuf, DriverRootError> {
+        dirs.iter().filter_map(|dir| self.resolve(&Path::new(dir).join(name))).find(|path| path.is_file()).ok_or_else(
+            || DriverRootError::Missing {
+                name: name.to_owned(),
+                looked: dirs.iter().map(|dir| self.root.join(dir)).collect(),
+            },
+        )
+    }
+
+    /// Follows the symbolic links of `path` as a process chrooted into the driver root would: an absolute target
+    /// starts at the root again, and `..` does not leave it. `None` when a part is missing or the links go in circles.
+    fn resolve(&self, path: &Path) -> Option<PathBuf> {
+        let parts = |path: &Path| path.components().map(|part| part.as_os_str().to_owned()).collect::<Vec<OsString>>();
+        let mut todo = VecDeque::from(parts(path));
+        let mut done = PathBuf::new();
+        let mut links = 0;
+        while let Some(part) = todo.pop_front() {
+            match Path::new(&part).components().next() {
+                Some(Component::RootDir) => done.clear(),
+                Some(Component::ParentDir) => _ = done.pop(),
+                Some(Component::Normal(name)) => {
+                    let at = self.root.join(&done).join(name);
+                    if fs::symlink_metadata(&at).ok()?.is_symlink() {
+                        links += 1;
+                        if links > MAX_LINKS {
+                            return None;
+                        }
+                        for part in parts(&fs::read_link(&at).ok()?).into_iter().rev() {
+                            todo.push_front(part);
+                        }
+                    } else {
+                        done.push(name);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Some(self.root.join(done))
+    }
+
+    /// Where the device nodes are: the driver root's own `dev` if it has the driver's control node, else `/dev`.
+    pub fn dev(&self) -> PathBuf {
+        self.own_or_host("dev", "dev/nvidiactl")
+    }
+
+    /// Where the driver's kernel files are: the driver root's own `proc` if it has `driver/nvidia`, else `/proc`.
+    pub fn proc(&self) -> PathBuf {
+        self.own_or_host("proc", "proc/driver/nvidia")
+    }
+
+    /// Where the PCI devices are: the driver root's own `sys/bus/pci/devices` if there is one, else the host's.
+    pub fn sys_pci(&self) -> PathBuf {
+        self.own_or_host("sys/bus/pci/devices", "sys/bus/pci/devices")
+    }
+
+    fn own_or_host(&self, dir: &str, evidence: &str) -> PathBuf {
+        let root = if self.root.join(evidence).exists() { &self.root } else { Path::new("/") };
+        root.join(dir)
+    }
+
+    /// The persistence daemon's socket, which NVIDIA's programs in a container use; `None` while no daemon runs.
+    pub fn persistenced_socket(&self) -> Option<PathBuf> {
+        let socket = self.root.join("run/nvidia-persistenced/socket");
+        socket.exists().then_some(socket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn touch(path: &Path) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "").unwrap();
+    }
+
+    fn link(target: impl AsRef<Path>, path: &Path) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        symlink(target, path).unwrap();
+    }
+
+    #[test]
+    fn the_first_candidate_with_nvml_is_the_driver_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let candidate = |name: &str| dir.path().join(name);
+        touch(&candidate("driver").join("usr/bin/nvidia-smi")); // an unpacked driver without its libraries
+        touch(&candidate("cos").join("lib64/libnvidia-ml.so.1"));
+        touch(&candidate("cos").join("bin/nvidia-smi"));
+        touch(&candidate("host").join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"));
+
+        let root = DriverRoot::detect(["absent", "driver", "cos", "host"].map(candidate)).unwrap();
+        assert_eq!(root.path(), candidate("cos"));
+        assert_eq!(root.nvml_library().unwrap(), candidate("cos").join("lib64/libnvidia-ml.so.1"));
+        assert_eq!(root.program("nvidia-smi").unwrap(), candidate("cos").join("bin/nvidia-smi"));
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_every_place_and_the_flag() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = DriverRoot::detect([dir.path().join("a"), dir.path().join("b")]).unwrap_err().to_string();
+        for part in ["libnvidia-ml.so.1", "/a, ", "/b;", "--driver-root"] {
+            assert!(error.contains(part), "{error}");
+        }
+
+        let error = DriverRoot::at(dir.path()).program("nvidia-smi").unwrap_err().to_string();
+        for part in ["nvidia-smi", "/opt/bin, ", "/usr/bin, ", "/sbin;", "--driver-root"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn links_are_followed_below_the_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = DriverRoot::at(dir.path());
+        let lib = dir.path().join("usr/lib/x86_64-linux-gnu");
+        // Debian: the public name leads through /etc/alternatives, absolute links all the way.
+        touch(&lib.join("nvidia/current/libnvidia-ml.so.535.261.03"));
+        link("libnvidia-ml.so.535.261.03", &lib.join("nvidia/current/libnvidia-ml.so.1"));
+        link(
+            "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1",
+            &dir.path().join("etc/alternatives/nvidia--libnvidia-ml.so.1"),
+        );
+        link("/etc/alternatives/nvidia--libnvidia-ml.so.1", &lib.join("libnvidia-ml.so.1"));
+
+        assert_eq!(root.nvml_library().unwrap(), lib.join("nvidia/current/libnvidia-ml.so.535.261.03"));
+    }
+
+    #[test]
+    fn links_neither_leave_the_root_nor_go_round_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = DriverRoot::at(dir.path().join("root"));
+        let lib = root.path().join("usr/lib64");
+        touch(&dir.path().join("outside.so"));
+        link(dir.path().join("outside.so"), &lib.join("absolute.so"));
+        link("../../../outside.so", &lib.join("relative.so"));
+        link("circle.so", &lib.join("circle.so"));
+        fs::create_dir_all(lib.join("directory.so")).unwrap();
+
+        for name in ["absolute.so", "relative.so", "circle.so", "directory.so"] {
+            assert!(root.library(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn kernel_files_come_from_the_root_only_if_it_has_the_drivers_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = DriverRoot::at(dir.path());
+        for empty in ["dev", "proc", "sys"] {
+            fs::create_dir_all(dir.path().join(empty)).unwrap(); // a plain root file system has these, empty
+        }
+        assert_eq!(root.dev(), Path::new("/dev"));
+        assert_eq!(root.proc(), Path::new("/proc"));
+        assert_eq!(root.sys_pci(), Path::new("/sys/bus/pci/devices"));
+        assert_eq!(root.persistenced_socket(), None);
+
+        touch(&dir.path().join("dev/nvidiactl"));
+        touch(&dir.path().join("proc/driver/nvidia/version"));
+        fs::create_dir_all(dir.path().join("sys/bus/pci/devices")).unwrap();
+        touch(&dir.path().join("run/nvidia-persistenced/socket"));
+        assert_eq!(root.dev(), dir.path().join("dev"));
+        assert_eq!(root.proc(), dir.path().join("proc"));
+        assert_eq!(root.sys_pci(), dir.path().join("sys/bus/pci/devices"));
+        assert_eq!(root.persistenced_socket(), Some(dir.path().join("run/nvidia-persistenced/socket")));
+    }
+}

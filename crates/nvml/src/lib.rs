@@ -8,17 +8,35 @@
 
 mod driver_root;
 mod error;
+mod library;
+mod raw;
 mod types;
+mod words;
 
 pub use driver_root::{DriverRoot, DriverRootError};
 pub use error::{Code, Error};
-pub use types::{ComputeInstance, CudaVersion, GpuFacts, GpuInstance, MigMode, MigModes, PciAddress, Process};
+pub use library::{Library, OpenError};
+pub use types::{
+    ComputeInstance, CudaVersion, GpuFacts, GpuInstance, MigMode, MigModes, PciAddress, PciAddressError, Process,
+};
 
 use kerf_mig::{Placement, Profile};
 
-/// A GPU within one NVML session. Valid until the driver is reloaded; found again by [`Nvml::gpu_at`].
+/// A GPU within one NVML session, and of no use in another. Found again there by [`Nvml::gpu_at`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gpu(pub(crate) usize);
+
+impl Gpu {
+    /// The handle that one implementation of [`Nvml`] knows by `key`; to any other it means nothing.
+    pub const fn from_key(key: usize) -> Gpu {
+        Gpu(key)
+    }
+
+    /// What the handle was made of.
+    pub const fn key(self) -> usize {
+        self.0
+    }
+}
 
 /// The NVML calls kerf makes. All block; on real hardware carving takes of the order of a second.
 pub trait Nvml: Send + Sync {
@@ -46,7 +64,9 @@ pub trait Nvml: Send + Sync {
     /// `nvmlDeviceGetMigMode`; `None` where the GPU has no MIG (NOT_SUPPORTED).
     fn mig_modes(&self, gpu: Gpu) -> Result<Option<MigModes>, Error>;
 
-    /// `nvmlDeviceSetMigMode`. Fails when either the return value or the activation status says so: both are obeyed.
+    /// `nvmlDeviceSetMigMode`. Fails when either the return value or the activation status says so: both are obeyed. After
+    /// the latter the mode may be pending. May reset the GPU: what was read before can be out of date, the minor number
+    /// too (nvml.h).
     fn set_mig_mode(&self, gpu: Gpu, mode: MigMode) -> Result<(), Error>;
 
     /// Every GPU-instance profile with all its placements, whether or not MIG is on now. Empty on a GPU without MIG, and

@@ -36,15 +36,20 @@ impl FromStr for PciAddress {
 
     /// Reads the kernel's form, NVML's form with an eight-digit domain, and either case.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // Digits only: `from_str_radix` would also take a sign.
+        let hex = |digits: &str| {
+            let plain = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+            u32::from_str_radix(digits, 16).ok().filter(|_| plain)
+        };
         let parse = || {
             let (domain, rest) = text.split_once(':')?;
             let (bus, rest) = rest.split_once(':')?;
             let (device, function) = rest.split_once('.')?;
             Some(PciAddress {
-                domain: u32::from_str_radix(domain, 16).ok()?,
-                bus: u8::from_str_radix(bus, 16).ok()?,
-                device: u8::from_str_radix(device, 16).ok().filter(|device| *device < 32)?,
-                function: u8::from_str_radix(function, 16).ok().filter(|function| *function < 8)?,
+                domain: hex(domain)?,
+                bus: u8::try_from(hex(bus)?).ok()?,
+                device: u8::try_from(hex(device)?).ok().filter(|device| *device < 32)?,
+                function: u8::try_from(hex(function)?).ok().filter(|function| *function < 8)?,
             })
         };
         parse().ok_or_else(|| PciAddressError(text.to_owned()))
@@ -139,4 +144,32 @@ pub struct Process {
     pub pid: u32,
     /// The GPU instance it runs in; `None` on a GPU without MIG.
     pub gpu_instance: Option<u32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pci_addresses_are_read_in_the_kernels_and_in_nvmls_form() {
+        let address = PciAddress { domain: 0, bus: 0x3b, device: 0, function: 0 };
+        for text in ["0000:3b:00.0", "00000000:3B:00.0", "0:3b:0.0"] {
+            assert_eq!(text.parse(), Ok(address), "{text}");
+        }
+        assert_eq!(address.to_string(), "0000:3b:00.0");
+
+        let far = PciAddress { domain: 0x1_0001, bus: 0xff, device: 0x1f, function: 7 };
+        assert_eq!("00010001:FF:1F.7".parse(), Ok(far));
+        assert_eq!(far.to_string().parse(), Ok(far));
+    }
+
+    #[test]
+    fn what_is_no_pci_address_is_refused_with_its_text() {
+        for text in
+            ["", "3b:00.0", "0000:3b:00", "0000:100:00.0", "0000:3b:20.0", "0000:3b:00.8", "0000:+b:00.0", "g:0:0.0"]
+        {
+            let error = text.parse::<PciAddress>().unwrap_err();
+            assert!(error.to_string().contains(&format!("{text:?}")), "{error}");
+        }
+    }
 }
