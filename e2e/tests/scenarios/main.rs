@@ -2,6 +2,7 @@
 //!
 //! Each builds its own simulated GPUs and its own kerf, and ends with the check that the node holds nothing any more.
 
+mod architecture;
 mod bad_claims;
 mod carve;
 mod claims;
