@@ -22,7 +22,8 @@ pub use types::{
 
 use kerf_mig::{Placement, Profile};
 
-/// A GPU within one NVML session, and of no use in another. Found again there by [`Nvml::gpu_at`].
+/// A GPU within one NVML session, and of no use in another. Valid until the driver is reloaded; found again by
+/// [`Nvml::gpu_at`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gpu(pub(crate) usize);
 

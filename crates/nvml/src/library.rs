@@ -1,5 +1,6 @@
 //! The one implementation of [`Nvml`]: NVML as found under a driver root.
 
+use std::collections::BTreeSet;
 use std::error::Error as StdError;
 use std::ffi::CString;
 use std::fmt;
@@ -139,13 +140,8 @@ impl Library {
     /// Each profile once, by its hardware id.
     fn gpu_instance_profile_infos(&self, device: Device) -> Result<Vec<(u32, GpuInstanceProfile)>, Error> {
         let mut infos = profiles(|index| self.raw.gpu_instance_profile(device, index))?;
-        let mut seen = Vec::new();
-        infos.retain(|(_, info)| {
-            !seen.contains(&info.id) && {
-                seen.push(info.id);
-                true
-            }
-        });
+        let mut seen = BTreeSet::new();
+        infos.retain(|(_, info)| seen.insert(info.id));
         Ok(infos)
     }
 

@@ -83,39 +83,15 @@ pub(crate) fn profile_name(
 mod tests {
     use super::*;
 
-    /// (GPU MiB, enum index, compute slices, profile MiB, name). NVIDIA MIG user guide for the names; `nvidia-smi` and
-    /// NVML on machines with these GPUs for the sizes.
-    const KNOWN: [(u64, u32, u32, u64, &str); 23] = [
-        (40960, 0x0, 1, 4864, "1g.5gb"), // A100 40GB
-        (40960, 0x7, 1, 4864, "1g.5gb+me"),
-        (40960, 0x9, 1, 9856, "1g.10gb"),
-        (40960, 0x2, 3, 19968, "3g.20gb"),
-        (40960, 0x4, 7, 40192, "7g.40gb"),
-        (81920, 0x0, 1, 9856, "1g.10gb"), // A100 80GB
-        (81920, 0x9, 1, 19968, "1g.20gb"),
-        (81559, 0x0, 1, 9984, "1g.10gb"), // H100 80GB
-        (81559, 0x7, 1, 9984, "1g.10gb+me"),
-        (81559, 0x9, 1, 20096, "1g.20gb"),
-        (81559, 0x3, 4, 40448, "4g.40gb"),
-        (81559, 0x4, 7, 81152, "7g.80gb"),
-        (143771, 0x0, 1, 16384, "1g.18gb"), // H200
-        (143771, 0x1, 2, 33280, "2g.35gb"),
-        (143771, 0x4, 7, 143360, "7g.141gb"),
-        (183359, 0x0, 1, 20992, "1g.23gb"), // B200
-        (183359, 0x9, 1, 45312, "1g.45gb"),
-        (183359, 0x2, 3, 91136, "3g.90gb"),
-        (183359, 0x4, 7, 182784, "7g.180gb"),
-        (97887, 0xA, 1, 24192, "1g.24gb+gfx"), // RTX PRO 6000
-        (97887, 0xE, 2, 48512, "2g.48gb-me"),
-        (97887, 0xF, 1, 24192, "1g.24gb+me.all"),
-        (97887, 0xC, 4, 97280, "4g.96gb+gfx"),
-    ];
-
     #[test]
-    fn profiles_have_nvidias_names() {
-        for (gpu, index, slices, memory, name) in KNOWN {
-            let computed = profile_name(index, slices, memory, gpu, || panic!("the driver need not be asked"));
-            assert_eq!(computed.as_deref(), Some(name), "{memory} of {gpu} MiB");
+    fn profiles_of_every_known_product_have_nvidias_names_without_asking_the_driver() {
+        let asked = || panic!("the driver must not be asked");
+        for product in kerf_mig::product::Product::all() {
+            for known in product.mig.iter().flat_map(|mig| &mig.profiles) {
+                let (index, profile) = (known.nvml_index, &known.profile);
+                let name = profile_name(index, profile.compute_slices, profile.memory_mib, product.memory_mib, asked);
+                assert_eq!(name.as_ref(), Some(&profile.name), "{}", product.key);
+            }
         }
     }
 

@@ -1,0 +1,3 @@
+//! kerf's NVML code against libraries that are loaded as a driver's is.
+
+mod old_driver;
