@@ -9,9 +9,9 @@ use tempfile::TempDir;
 
 /// A driver root with the library, built with the C compiler that also links this test.
 fn driver_root() -> (TempDir, DriverRoot) {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().expect("a directory");
     let lib = dir.path().join("usr/lib64");
-    std::fs::create_dir_all(&lib).unwrap();
+    std::fs::create_dir_all(&lib).expect("a directory in it");
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(lib.join("libnvidia-ml.so.1"))
