@@ -1,0 +1,3 @@
+module kerf.dev/e2e/cluster
+
+go 1.26
