@@ -48,7 +48,7 @@ func cached(kind, version, recipe string, make func(dir string) error) (string, 
 		return "", err
 	}
 	defer unlock()
-	defer os.Remove(lock) // while it is held
+	defer os.Remove(lock)        // while it is held
 	if complete(entry, digest) { // the other build made it
 		return entry, nil
 	}

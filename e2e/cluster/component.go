@@ -110,8 +110,9 @@ func (c *cluster) plan(p component, built programs, inside namespaces) (plan, er
 	return c.planNode(p, built, inside)
 }
 
-// stopPatience is how long a component may take to end after SIGTERM.
-const stopPatience = 15 * time.Second
+// stopPatience is how long a component may take to end after SIGTERM. The API server waits for its clients to end their
+// watches, which they do not; every component can be ended hard.
+const stopPatience = 5 * time.Second
 
 // patience is how long a component may take until it is ready; the machine may be busy with builds.
 const patience = 3 * time.Minute
@@ -199,7 +200,7 @@ func waitUntil(what string, patience time.Duration, try func(ctx context.Context
 			return fatal.error
 		}
 		if time.Since(reported) > reportEvery {
-			say("waiting for %s: %v", what, err)
+			say("waiting for %s: %s", what, brief(err))
 			reported = time.Now()
 		}
 		select {
@@ -208,6 +209,11 @@ func waitUntil(what string, patience time.Duration, try func(ctx context.Context
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
+}
+
+// brief is the beginning of an error, on one line.
+func brief(err error) string {
+	return fmt.Sprintf("%.120s", strings.Join(strings.Fields(err.Error()), " "))
 }
 
 // path is the PATH inside a cluster: its own programs first.

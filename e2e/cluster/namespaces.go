@@ -45,7 +45,7 @@ func (c *cluster) makeNamespaces(node string) (namespaces, error) {
 		return namespaces{}, err
 	}
 	inside := namespaces{holder}
-	return inside, inside.run("mount", "--make-rshared", "/")
+	return inside, inside.run("mount", "--no-mtab", "--make-rshared", "/")
 }
 
 // nsenterArgs is the command line that runs args inside. nsenter becomes the command: the process id stays.
@@ -75,7 +75,7 @@ func (n namespaces) runWith(input io.Reader, args ...string) error {
 
 // bind mounts source over target inside.
 func (n namespaces) bind(source, target string) error {
-	return n.run("mount", "--bind", source, target)
+	return n.run("mount", "--no-mtab", "--bind", source, target)
 }
 
 // sameAsOwn reports whether the tool itself runs in these namespaces, as it does below `kerf-cluster exec`.

@@ -33,6 +33,7 @@ func (c *cluster) nodeMounts(node string) map[string]string {
 		kubeletRootInside:     c.kubeletRoot(node),
 		cdiRootInside:         c.cdiRoot(node),
 		"/run/containerd":     c.path(node, "run-containerd"), // sockets of the shims
+		"/run/mount":          c.path(node, "run-mount"),      // what mount(8) notes
 		"/var/lib/cni":        c.path(node, "cni", "results"),
 		"/var/log/containers": c.path(node, "log", "containers"),
 		"/var/log/pods":       c.path(node, "log", "pods"),
@@ -120,8 +121,9 @@ func (c *cluster) planNode(p component, built programs, inside namespaces) (plan
 	return how, nil
 }
 
-// containerdConfig: CDI on, with the node's own spec folder only; cgroups as files, no AppArmor; and no negative
-// oom_score_adj, which a root without CAP_SYS_RESOURCE may not set (runc would fail with nothing but "EOF").
+// containerdConfig: CDI on, with the node's own spec folder only; cgroups as files, no AppArmor, no NRI (its socket would be
+// the machine's); and no negative oom_score_adj, which a root without CAP_SYS_RESOURCE may not set (runc would fail with
+// nothing but "EOF").
 func (c *cluster) containerdConfig(node string, built programs, runc string) string {
 	return fmt.Sprintf(`version = 3
 root = "%[1]s/containerd/root"
@@ -153,6 +155,9 @@ state = "%[1]s/containerd/state"
 [plugins.'io.containerd.grpc.v1.cri']
   disable_tcp_service = true
   stream_server_address = "127.0.0.1"
+
+[plugins.'io.containerd.nri.v1.nri']
+  disable = true
 
 [plugins.'io.containerd.internal.v1.opt']
   path = "%[1]s/containerd/opt"

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"text/tabwriter"
 )
@@ -113,8 +114,11 @@ func (c *cluster) report() (report, error) {
 // print writes the report for people.
 func (r report) print() error {
 	fmt.Printf("cluster %s: Kubernetes %s, kubeconfig %s\n", r.Name, r.Kubernetes, r.Kubeconfig)
+	if len(r.Gates) > 0 {
+		fmt.Printf("feature gates: %s\n", r.Gates)
+	}
 	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(out, "NODE\tCOMPONENT\tPID\tMEMORY\tGATES")
+	fmt.Fprintln(out, "NODE\tCOMPONENT\tPID\tMEMORY\tGATES OF ITS OWN")
 	var total uint64
 	rows := func(node string, components []componentReport) {
 		for _, one := range components {
@@ -123,7 +127,11 @@ func (r report) print() error {
 				state, memory = fmt.Sprint(one.PID), fmt.Sprintf("%d MiB", one.RSSBytes>>20)
 			}
 			total += one.RSSBytes
-			fmt.Fprintf(out, "%s\t%s\t%s\t%s\t%s\n", node, one.Name, state, memory, one.Gates)
+			own := ""
+			if one.Gates != nil && !maps.Equal(one.Gates, r.Gates) {
+				own = fmt.Sprintf("{%s}", one.Gates)
+			}
+			fmt.Fprintf(out, "%s\t%s\t%s\t%s\t%s\n", node, one.Name, state, memory, own)
 		}
 	}
 	rows("-", r.Components)

@@ -52,7 +52,8 @@ func (c *cluster) writeTestImages(built programs) ([]string, error) {
 	return archives, nil
 }
 
-// testImageEntries are busybox under all its names, the C library, and the few files that programs expect.
+// testImageEntries are busybox under all its names, the C library, and the few files that programs expect. Debian 12's
+// static busybox crashes whenever it resolves a name or address for wget; nc and httpd work.
 func testImageEntries() ([]entry, error) {
 	program, err := exec.LookPath("busybox")
 	if err != nil {
