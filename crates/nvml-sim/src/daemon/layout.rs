@@ -1,0 +1,243 @@
+//! The driver root's kernel side: device nodes, `/proc` and `/sys` as the driver and the kernel would have them.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, makedev};
+use rustix::io::Errno;
+
+use crate::node::{GpuSpec, ci_minor, gi_minor};
+use crate::node_file::NodeSpec;
+use crate::visibility::{MIG_CONFIG_MINOR, MIG_MONITOR_MINOR, capability_node, gpu_node};
+
+/// Major number of GPUs and of the driver's control nodes: assigned to NVIDIA by the kernel.
+const NVIDIA_MAJOR: u32 = 195;
+
+/// Major number of `nvidia-uvm`. Handed out by the kernel at run time, so programs must look it up in `/proc/devices`.
+const UVM_MAJOR: u32 = 510;
+
+/// Major number of `nvidia-caps`, as [`UVM_MAJOR`].
+pub const CAPS_MAJOR: u32 = 509;
+
+/// Marks a directory as a driver root of ours, and is locked by the daemon that serves it.
+const MARKER: &str = ".nvml-sim";
+
+/// The kernel module's table of capability files: GPUs, GPU instances, compute instances.
+const TABLE: (u32, u32, u32) = (32, 15, 8);
+
+/// Why a driver root cannot be laid out.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    /// The directory holds something else.
+    #[error("{0} is not empty and not a driver root of nvml-sim; give another directory")]
+    Foreign(PathBuf),
+    /// Another daemon is there already.
+    #[error("another nvml-sim serves {0}; stop it first")]
+    Served(PathBuf),
+    /// Device nodes would be of no use.
+    #[error("device nodes under {root} cannot be opened ({reason}); choose a directory on a file system mounted without nodev")]
+    Nodev {
+        /// The driver root.
+        root: PathBuf,
+        /// What opening said.
+        reason: io::Error,
+    },
+    /// Something could not be written.
+    #[error("cannot lay out {root}: {reason}")]
+    Write {
+        /// The driver root.
+        root: PathBuf,
+        /// Why not.
+        reason: io::Error,
+    },
+}
+
+/// A laid out driver root.
+#[derive(Debug)]
+pub(super) struct Layout {
+    root: PathBuf,
+    /// Held as long as the daemon serves this root.
+    _lock: File,
+}
+
+impl Layout {
+    /// Takes a directory, which is created if need be, and lays out the kernel's side of a driver in it. What a daemon
+    /// left there before is replaced.
+    pub(super) fn new(root: &Path, spec: &NodeSpec) -> Result<Layout, LayoutError> {
+        let write = |reason| LayoutError::Write { root: root.to_owned(), reason };
+        let lock = take(root)?;
+        let layout = Layout { root: root.to_owned(), _lock: lock };
+        layout.device_nodes(&spec.gpus).map_err(write)?;
+        layout.proc_files().map_err(write)?;
+        spec.gpus.iter().try_for_each(|gpu| layout.sysfs(gpu)).map_err(write)?;
+        match File::open(root.join("dev/nvidiactl")).map_err(|error| (error.kind(), error)) {
+            Err((io::ErrorKind::PermissionDenied, reason)) => {
+                Err(LayoutError::Nodev { root: root.to_owned(), reason })
+            }
+            _ => Ok(layout),
+        }
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Capability files and node of a GPU instance.
+    pub(super) fn add_gi(&self, gpu: u32, gi: u32) -> io::Result<()> {
+        self.add_capability(&self.gi_directory(gpu, gi).join("access"), gi_minor(gpu, gi), 0o444)
+    }
+
+    /// Capability files and node of a compute instance.
+    pub(super) fn add_ci(&self, gpu: u32, gi: u32, ci: u32) -> io::Result<()> {
+        let directory = self.gi_directory(gpu, gi).join(format!("ci{ci}"));
+        self.add_capability(&directory.join("access"), ci_minor(gpu, gi, ci), 0o444)
+    }
+
+    pub(super) fn remove_gi(&self, gpu: u32, gi: u32) -> io::Result<()> {
+        gone(fs::remove_dir_all(self.gi_directory(gpu, gi)))?;
+        gone(fs::remove_file(capability_node(&self.root, gi_minor(gpu, gi))))
+    }
+
+    pub(super) fn remove_ci(&self, gpu: u32, gi: u32, ci: u32) -> io::Result<()> {
+        gone(fs::remove_dir_all(self.gi_directory(gpu, gi).join(format!("ci{ci}"))))?;
+        gone(fs::remove_file(capability_node(&self.root, ci_minor(gpu, gi, ci))))
+    }
+
+    /// Everything about the instances of a GPU.
+    pub(super) fn remove_instances(&self, gpu: u32) -> io::Result<()> {
+        let (_, gis, cis) = TABLE;
+        for gi in 0..gis {
+            (0..cis).try_for_each(|ci| self.remove_ci(gpu, gi, ci))?;
+            self.remove_gi(gpu, gi)?;
+        }
+        Ok(())
+    }
+
+    fn gi_directory(&self, gpu: u32, gi: u32) -> PathBuf {
+        self.root.join(format!("proc/driver/nvidia/capabilities/gpu{gpu}/mig/gi{gi}"))
+    }
+
+    /// The file that tells the minor number of a capability, in the form of the kernel module, and the node. On hardware
+    /// nvidia-modprobe makes the node, when NVML first needs it.
+    fn add_capability(&self, file: &Path, minor: u32, mode: u32) -> io::Result<()> {
+        put(file, format!("DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n"))?;
+        make_node(&capability_node(&self.root, minor), CAPS_MAJOR, minor, mode)
+    }
+
+    fn device_nodes(&self, gpus: &[GpuSpec]) -> io::Result<()> {
+        for gpu in gpus {
+            make_node(&gpu_node(&self.root, gpu.minor), NVIDIA_MAJOR, gpu.minor, 0o666)?;
+        }
+        for (name, major, minor) in [
+            ("nvidiactl", NVIDIA_MAJOR, 255),
+            ("nvidia-modeset", NVIDIA_MAJOR, 254),
+            ("nvidia-uvm", UVM_MAJOR, 0),
+            ("nvidia-uvm-tools", UVM_MAJOR, 1),
+        ] {
+            make_node(&self.root.join("dev").join(name), major, minor, 0o666)?;
+        }
+        Ok(())
+    }
+
+    fn proc_files(&self) -> io::Result<()> {
+        let proc = self.root.join("proc");
+        let devices = format!(
+            "Character devices:\n{NVIDIA_MAJOR} nvidia\n{NVIDIA_MAJOR} nvidia-modeset\n{NVIDIA_MAJOR} nvidiactl\n\
+             {CAPS_MAJOR} nvidia-caps\n{UVM_MAJOR} nvidia-uvm\n\nBlock devices:\n"
+        );
+        put(&proc.join("devices"), devices)?;
+        let capabilities = proc.join("driver/nvidia/capabilities/mig");
+        self.add_capability(&capabilities.join("config"), MIG_CONFIG_MINOR, 0o400)?;
+        self.add_capability(&capabilities.join("monitor"), MIG_MONITOR_MINOR, 0o444)?;
+        put(&proc.join("driver/nvidia-caps/mig-minors"), mig_minors())
+    }
+
+    /// What the kernel tells of a GPU's place: an entry among all PCI devices that leads to the one below its bridge and
+    /// its root complex.
+    fn sysfs(&self, gpu: &GpuSpec) -> io::Result<()> {
+        let (address, root) = (gpu.pci.to_string(), &gpu.pcie_root);
+        let bridge = format!("{}:{:02x}.0", root.trim_start_matches("pci"), gpu.place);
+        let place = format!("devices/{root}/{bridge}/{address}");
+        let directory = self.root.join("sys").join(&place);
+        let device = gpu.product.pci_device_ids.first().copied().unwrap_or(0);
+        for (name, content) in [
+            ("vendor", "0x10de".to_owned()),
+            ("device", format!("{device:#06x}")),
+            ("class", "0x030200".to_owned()),
+            ("numa_node", gpu.numa_node.map_or_else(|| "-1".to_owned(), |node| node.to_string())),
+        ] {
+            put(&directory.join(name), content + "\n")?;
+        }
+        let all = self.root.join("sys/bus/pci/devices");
+        fs::create_dir_all(&all)?;
+        std::os::unix::fs::symlink(format!("../../../{place}"), all.join(address))
+    }
+}
+
+/// Takes a directory for this daemon and empties it of what was there before.
+fn take(root: &Path) -> Result<File, LayoutError> {
+    let write = |reason| LayoutError::Write { root: root.to_owned(), reason };
+    fs::create_dir_all(root).map_err(write)?;
+    let marker = root.join(MARKER);
+    if !marker.exists() && fs::read_dir(root).map_err(write)?.next().is_some() {
+        return Err(LayoutError::Foreign(root.to_owned()));
+    }
+    let lock = File::create(&marker).map_err(write)?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Err(LayoutError::Served(root.to_owned())),
+        other => other.map_err(|errno| write(errno.into()))?,
+    }
+    ["dev", "proc", "sys"].iter().try_for_each(|part| empty(&root.join(part))).map_err(write)?;
+    Ok(lock)
+}
+
+/// Empties a directory and keeps it: someone may have it mounted.
+fn empty(directory: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() { fs::remove_dir_all(entry.path())? } else { fs::remove_file(entry.path())? }
+    }
+    Ok(())
+}
+
+/// Whether instances exist or not, the kernel module lists a minor number for each that could.
+fn mig_minors() -> String {
+    let mut text = format!("config {MIG_CONFIG_MINOR}\nmonitor {MIG_MONITOR_MINOR}\n");
+    let (gpus, gis, cis) = TABLE;
+    for (gpu, gi) in (0..gpus).flat_map(|gpu| (0..gis).map(move |gi| (gpu, gi))) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "gpu{gpu}/gi{gi}/access {}", gi_minor(gpu, gi));
+        for ci in 0..cis {
+            let _ = writeln!(text, "gpu{gpu}/gi{gi}/ci{ci}/access {}", ci_minor(gpu, gi, ci));
+        }
+    }
+    text
+}
+
+fn put(path: &Path, content: String) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    fs::write(path, content)
+}
+
+fn make_node(path: &Path, major: u32, minor: u32, mode: u32) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    gone(fs::remove_file(path))?;
+    let mode = Mode::from_raw_mode(mode);
+    rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, mode, makedev(major, minor))?;
+    Ok(rustix::fs::chmod(path, mode)?) // whatever the umask is
+}
+
+/// What is gone already need not be removed.
+fn gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
