@@ -1,1 +1,32 @@
-//! placeholder
+//! Turns every `GpuNode` into ResourceSlices, and is their only writer.
+//!
+//! ```text
+//! watches ──▶ index ──▶ queue ──▶ writer ──▶ API server
+//!              (is the plugin alive?)  │ render: GpuNode, owner, server features -> slices
+//!                                      │ diff:   wanted, there             -> requests
+//! ```
+//!
+//! [`render()`](render::render) and [`diff()`](diff::diff) are pure, [`Index`](index::Index) and
+//! [`Queue`](queue::Queue) synchronous with the caller's clock. Only [`watch`], [`probe`], [`leader`], [`events`] and
+//! [`writer`] talk to the API server.
+
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod diff;
+pub mod events;
+pub mod features;
+pub mod health;
+pub mod index;
+pub mod leader;
+pub mod liveness;
+pub mod meaning;
+pub mod probe;
+pub mod quantity;
+pub mod queue;
+pub mod render;
+mod run;
+pub mod watch;
+pub mod writer;
+
+pub use run::{RunError, run};

@@ -1,0 +1,95 @@
+//! Whether this process is ready, and what it still waits for.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+/// Ready when nobody holds a [`Pending`] any more.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    pending: Arc<watch::Sender<BTreeSet<&'static str>>>,
+}
+
+/// Something that has to happen first. Dropping it says that it has.
+#[derive(Debug)]
+pub struct Pending {
+    what: &'static str,
+    readiness: Readiness,
+}
+
+impl Readiness {
+    /// Not ready before the returned guard is dropped. `what` is what is waited for.
+    pub fn wait_for(&self, what: &'static str) -> Pending {
+        self.pending.send_modify(|pending| {
+            pending.insert(what);
+        });
+        Pending { what, readiness: self.clone() }
+    }
+
+    /// What is still waited for; nothing when ready.
+    pub fn pending(&self) -> Vec<&'static str> {
+        self.pending.borrow().iter().copied().collect()
+    }
+
+    /// Returns when nothing is waited for.
+    pub async fn ready(&self) {
+        // The sender lives as long as `self`, so there always is an answer.
+        let _ = self.pending.subscribe().wait_for(BTreeSet::is_empty).await;
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.readiness.pending.send_modify(|pending| {
+            pending.remove(self.what);
+        });
+        let left = self.readiness.pending();
+        if left.is_empty() {
+            info!(done = self.what, "ready");
+        } else {
+            info!(done = self.what, pending = left.join(", "), "not ready yet");
+        }
+    }
+}
+
+/// Serves `/healthz` (this process answers) and `/readyz` (it knows the cluster; else what is missing) until `stop`.
+///
+/// # Errors
+///
+/// When the address cannot be bound.
+pub async fn serve(address: SocketAddr, readiness: Readiness, stop: CancellationToken) -> std::io::Result<()> {
+    let listener = TcpListener::bind(address).await?;
+    info!(address = %listener.local_addr()?, "serving /healthz and /readyz");
+    let ready = async move || match readiness.pending() {
+        pending if pending.is_empty() => (StatusCode::OK, "ok\n".to_owned()),
+        pending => (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for: {}\n", pending.join(", "))),
+    };
+    let router = Router::new().route("/healthz", get(async || "ok\n")).route("/readyz", get(ready));
+    axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn ready_when_nothing_is_pending() {
+        let readiness = Readiness::default();
+        readiness.ready().await;
+        let (a, b) = (readiness.wait_for("a"), readiness.wait_for("b"));
+        assert_eq!(readiness.pending(), ["a", "b"]);
+        drop(a);
+        assert_eq!(readiness.pending(), ["b"]);
+        let waiting = tokio::spawn(async move { readiness.ready().await });
+        drop(b);
+        waiting.await.unwrap();
+    }
+}

@@ -1,0 +1,173 @@
+//! Finds out what the API server supports by trying it: dry-run creates of slices that nobody could use.
+//!
+//! A dry run passes through the dropping of fields, validation and admission like a real create, and is then forgotten.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1::{
+    Counter, CounterSet, Device, DeviceCounterConsumption, ResourcePool, ResourceSlice, ResourceSliceSpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use crate::features::{Counters, ServerFeatures};
+use crate::health::Pending;
+use crate::quantity;
+
+/// Name of the node and the pool in the slices that are tried. No such node exists.
+const NOWHERE: &str = "kerf-probe";
+
+/// How often the server's version is looked at.
+const VERSION_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How often everything is tried again without any sign of a change: a feature gate changes no version.
+const PROBE_INTERVAL: Duration = Duration::from_secs(600);
+
+/// Pause after a doubt or a failure, so that a server that just restarts is not pressed.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Tries what the API server supports.
+///
+/// # Errors
+///
+/// When the server cannot be reached or does not let us try. That it refuses or drops a field is an answer.
+pub async fn probe(client: &Client, driver: &str) -> kube::Result<ServerFeatures> {
+    let api: Api<ResourceSlice> = Api::all(client.clone());
+    let attempt = async |counters: bool, devices: bool| -> kube::Result<Kept> {
+        let slice = slice(driver, counters, devices);
+        let dry_run = PostParams { dry_run: true, field_manager: None };
+        match api.create(&dry_run, &slice).await {
+            Ok(stored) if kept_counters(&slice, &stored) => Ok(Kept::Yes),
+            Ok(_) => Ok(Kept::Dropped),
+            Err(kube::Error::Api(status)) if status.code == 422 || status.code == 400 => {
+                debug!(%status.message, counters, devices, "the API server refuses a slice that was tried");
+                Ok(Kept::Refused)
+            }
+            Err(error) => Err(error),
+        }
+    };
+    // Kubernetes 1.34 wants both in one slice, 1.35 and later refuse that.
+    let counters = match attempt(true, true).await? {
+        Kept::Yes => Counters::Combined,
+        Kept::Dropped => Counters::None,
+        Kept::Refused => match (attempt(true, false).await?, attempt(false, true).await?) {
+            (Kept::Yes, Kept::Yes) => Counters::Separate,
+            _ => Counters::None,
+        },
+    };
+    Ok(ServerFeatures { counters })
+}
+
+/// What became of the counters in a slice that was tried.
+#[derive(Debug, PartialEq, Eq)]
+enum Kept {
+    Yes,
+    Dropped,
+    Refused,
+}
+
+fn slice(driver: &str, counters: bool, devices: bool) -> ResourceSlice {
+    let amounts = || BTreeMap::from([("memory-slice-0".to_owned(), Counter { value: quantity::count(1) })]);
+    let set = || CounterSet { name: "gpu".to_owned(), counters: amounts() };
+    let device = || Device {
+        name: "partition".to_owned(),
+        consumes_counters: Some(vec![DeviceCounterConsumption {
+            counter_set: "gpu".to_owned(),
+            counters: amounts(),
+            compatibility_groups: None,
+        }]),
+        ..Device::default()
+    };
+    ResourceSlice {
+        metadata: ObjectMeta { name: Some(format!("{NOWHERE}-{driver}")), ..ObjectMeta::default() },
+        spec: ResourceSliceSpec {
+            driver: driver.to_owned(),
+            pool: ResourcePool { name: NOWHERE.to_owned(), generation: 1, resource_slice_count: 1 },
+            node_name: Some(NOWHERE.to_owned()),
+            shared_counters: counters.then(|| vec![set()]),
+            devices: devices.then(|| vec![device()]),
+            ..ResourceSliceSpec::default()
+        },
+    }
+}
+
+/// Whether the stored slice has the counters of the one that was sent: without them its devices exclude nothing.
+pub(crate) fn kept_counters(sent: &ResourceSlice, stored: &ResourceSlice) -> bool {
+    let sets = |slice: &ResourceSlice| slice.spec.shared_counters.as_ref().map_or(0, Vec::len);
+    let consuming = |slice: &ResourceSlice| {
+        let devices = slice.spec.devices.iter().flatten();
+        devices.filter(|device| device.consumes_counters.as_ref().is_some_and(|list| !list.is_empty())).count()
+    };
+    sets(stored) >= sets(sent) && consuming(stored) >= consuming(sent)
+}
+
+/// Keeps `features` true to the API server, until `stop`. It is `None`, and `pending` held, before the first answer.
+///
+/// The server is tried again when its version changes, when `doubt` is notified (a watch was interrupted: the server may
+/// have been restarted with other gates), and now and then without a reason.
+pub async fn keep_probing(
+    client: Client,
+    driver: String,
+    features: watch::Sender<Option<ServerFeatures>>,
+    pending: Pending,
+    doubt: Arc<Notify>,
+    stop: CancellationToken,
+) {
+    let mut pending = Some(pending);
+    let mut pause = PAUSE;
+    let mut last: Option<(String, Instant)> = None;
+    let mut doubted = true;
+    while !stop.is_cancelled() {
+        let round = async {
+            let version = client.apiserver_version().await?.git_version;
+            let known = last.as_ref().is_some_and(|(last, at)| *last == version && at.elapsed() < PROBE_INTERVAL);
+            if known && !doubted {
+                return Ok::<_, kube::Error>(());
+            }
+            let found = probe(&client, &driver).await?;
+            last = Some((version.clone(), Instant::now()));
+            features.send_if_modified(|known| {
+                let changed = *known != Some(found);
+                if changed {
+                    info!(server.version = %version, counters = ?found.counters, "API server features");
+                }
+                *known = Some(found);
+                changed
+            });
+            pending = None;
+            Ok(())
+        };
+        let wait = match stop.run_until_cancelled(round).await {
+            None => return,
+            Some(Ok(())) => {
+                (pause, doubted) = (PAUSE, false);
+                VERSION_INTERVAL
+            }
+            Some(Err(error)) => {
+                warn!(%error, "cannot find out what the API server supports; retrying in {pause:?}");
+                doubted = true;
+                let wait = pause;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                wait
+            }
+        };
+        let until = Instant::now() + wait;
+        let doubts = async { timeout_at(until, doubt.notified()).await.is_ok() };
+        match stop.run_until_cancelled(doubts).await {
+            None => return,
+            Some(true) => {
+                doubted = true;
+                stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
+            }
+            Some(false) => {}
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! One GPU as devices: its partitions and its whole form, with what they consume.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1::{Counter, CounterSet, Device, DeviceCapacity, DeviceCounterConsumption};
+use kerf_api::{Gpu, GpuNodeStatus, MigProfile};
+use kerf_mig::{Engine, Engines, Geometry, Offer, Placement, Profile};
+
+use super::attributes;
+use crate::quantity;
+
+/// The most counters of one set.
+const MOST_COUNTERS: usize = 32;
+
+type Counters = BTreeMap<String, Counter>;
+type Capacity = BTreeMap<String, DeviceCapacity>;
+
+/// Which forms of a GPU are published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Forms {
+    pub(super) whole: bool,
+    pub(super) partitions: bool,
+}
+
+/// The geometry that the GPU's driver reported.
+pub(super) fn geometry(gpu: &Gpu) -> Geometry {
+    Geometry::new(gpu.mig.iter().flat_map(|mig| &mig.profiles).map(profile).collect())
+}
+
+fn profile(profile: &MigProfile) -> Profile {
+    Profile {
+        id: profile.id,
+        name: profile.name.clone(),
+        compute_slices: profile.compute_slices,
+        memory_mib: profile.memory_mib,
+        engines: Engines {
+            multiprocessors: profile.multiprocessors,
+            copy_engines: profile.copy_engines,
+            decoders: profile.decoders,
+            encoders: profile.encoders,
+            jpeg_engines: profile.jpeg_engines,
+            ofa_engines: profile.ofa_engines,
+        },
+        max_instances: profile.max_instances,
+        placements: profile.placements.iter().map(|p| Placement { start: p.start, size: p.size }).collect(),
+    }
+}
+
+/// What excludes what on one GPU: its counter set, named like the GPU.
+pub(super) struct Exclusion {
+    set: CounterSet,
+    engines: Vec<Engine>,
+}
+
+impl Exclusion {
+    /// One counter per memory slice and one per limited engine. `None` when they do not fit into one set.
+    pub(super) fn new(gpu: &str, geometry: &Geometry) -> Option<Exclusion> {
+        let slices = geometry.memory_slices();
+        if usize::try_from(slices).ok()? > MOST_COUNTERS {
+            return None;
+        }
+        let engines = geometry.limited_engines();
+        let counters = counters(0..slices, &engines, &geometry.totals());
+        (counters.len() <= MOST_COUNTERS)
+            .then(|| Exclusion { set: CounterSet { counters, name: gpu.to_owned() }, engines })
+    }
+
+    pub(super) fn set(&self) -> &CounterSet {
+        &self.set
+    }
+
+    fn consumed_by(&self, offer: Offer<'_>) -> Vec<DeviceCounterConsumption> {
+        self.consumption(counters(offer.placement.slices(), &self.engines, &offer.profile.engines))
+    }
+
+    fn consumed_by_whole(&self) -> Vec<DeviceCounterConsumption> {
+        self.consumption(self.set.counters.clone())
+    }
+
+    fn consumption(&self, counters: Counters) -> Vec<DeviceCounterConsumption> {
+        vec![DeviceCounterConsumption { counter_set: self.set.name.clone(), counters, compatibility_groups: None }]
+    }
+}
+
+/// Counters of the memory slices and of those engines of which there are any: the API wants no empty amounts.
+fn counters(slices: std::ops::Range<u32>, limited: &[Engine], engines: &Engines) -> Counters {
+    let slices = slices.map(|slice| (format!("memory-slice-{slice}"), 1));
+    let engines = limited.iter().map(|&engine| (counter_name(engine).to_owned(), engines.get(engine)));
+    slices
+        .chain(engines)
+        .filter(|(_, amount)| *amount > 0)
+        .map(|(name, amount)| (name, Counter { value: quantity::count(amount) }))
+        .collect()
+}
+
+/// The GPU's devices in the order in which the scheduler shall try them: partitions, small before large, then the whole
+/// GPU. With the reasons of what was left out.
+pub(super) fn devices(
+    status: &GpuNodeStatus,
+    gpu: &Gpu,
+    geometry: &Geometry,
+    forms: Forms,
+    exclusion: Option<&Exclusion>,
+) -> (Vec<Device>, Vec<String>) {
+    let offers = if forms.partitions { geometry.offers() } else { Vec::new() };
+    let (shared, left_out) = attributes::shared(status, gpu, Engine::ALL.len() + 1);
+    let mut devices: Vec<Device> = offers
+        .into_iter()
+        .map(|offer| Device {
+            name: format!("{}-mig-{}-{}", gpu.name, offer.profile.label(), offer.placement.start),
+            attributes: Some(attributes::partition(gpu, &offer.profile.name, &shared)),
+            capacity: Some(capacity(offer.profile.memory_mib, Some(&offer.profile.engines))),
+            consumes_counters: exclusion.map(|exclusion| exclusion.consumed_by(offer)),
+            ..Device::default()
+        })
+        .collect();
+    if forms.whole {
+        // A GPU that is never cut says its memory only: MIG's totals are not its own (an A100 has 108 multiprocessors,
+        // 98 in MIG mode).
+        let engines = (gpu.offer == kerf_api::GpuOffer::WholeOrPartitions).then(|| geometry.totals());
+        devices.push(Device {
+            name: gpu.name.clone(),
+            attributes: Some(attributes::whole(gpu, &shared)),
+            capacity: Some(capacity(gpu.memory_mib, engines.as_ref())).filter(|capacity| !capacity.is_empty()),
+            consumes_counters: exclusion.map(Exclusion::consumed_by_whole),
+            ..Device::default()
+        });
+    }
+    (devices, left_out)
+}
+
+/// Memory, where it is known, and engines, zero included: a selector on a capacity that is absent is an error in CEL.
+fn capacity(memory_mib: u64, engines: Option<&Engines>) -> Capacity {
+    let memory = (memory_mib > 0).then(|| ("memory", quantity::mebibytes(memory_mib)));
+    let engines = engines.into_iter().flat_map(|engines| {
+        Engine::ALL.into_iter().map(|engine| (capacity_name(engine), quantity::count(engines.get(engine))))
+    });
+    memory
+        .into_iter()
+        .chain(engines)
+        .map(|(name, value)| (name.to_owned(), DeviceCapacity { value, request_policy: None }))
+        .collect()
+}
+
+fn capacity_name(engine: Engine) -> &'static str {
+    match engine {
+        Engine::Multiprocessors => "multiprocessors",
+        Engine::Copy => "copyEngines",
+        Engine::Decoder => "decoders",
+        Engine::Encoder => "encoders",
+        Engine::Jpeg => "jpegEngines",
+        Engine::Ofa => "ofaEngines",
+    }
+}
+
+fn counter_name(engine: Engine) -> &'static str {
+    match engine {
+        Engine::Multiprocessors => "multiprocessors",
+        Engine::Copy => "copy-engines",
+        Engine::Decoder => "decoders",
+        Engine::Encoder => "encoders",
+        Engine::Jpeg => "jpeg-engines",
+        Engine::Ofa => "ofa-engines",
+    }
+}

@@ -1,0 +1,233 @@
+//! The core: what a node's plugin found, as ResourceSlices. Pure.
+//!
+//! One pool a node. Counter sets in slices of their own, at most eight in each, then one slice a GPU: what happens to
+//! one GPU later changes one slice and keeps the pool's generation.
+
+mod attributes;
+mod device;
+mod name;
+mod remark;
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::resource::v1::{CounterSet, Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kerf_api::{Gpu, GpuNode, GpuNodeStatus, GpuOffer, MigMode, names};
+use kube::ResourceExt as _;
+
+use crate::features::{Counters, ServerFeatures};
+use device::{Exclusion, Forms};
+pub use remark::Remark;
+
+/// The most counter sets of one slice.
+const MOST_COUNTER_SETS: usize = 8;
+
+/// The most devices of one slice when any of them consumes counters.
+const MOST_DEVICES: usize = 64;
+
+/// Place of a slice in the order of names, in which the scheduler searches.
+mod rank {
+    /// Slices without devices.
+    pub(super) const COUNTERS: u8 = 0;
+    /// GPUs that cannot be cut: who asks for any GPU gets one of these first.
+    pub(super) const WHOLE_ONLY: u8 = 1;
+    /// GPUs that can.
+    pub(super) const PARTITIONABLE: u8 = 2;
+}
+
+/// What a node shall offer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rendering {
+    /// The slices, those with counter sets first. Generation and slice count of the pool are left at 0: only
+    /// [`diff`](crate::diff) knows them.
+    pub slices: Vec<ResourceSlice>,
+    /// What is not offered although the plugin offered it, for a person.
+    pub remarks: Vec<Remark>,
+}
+
+/// Renders `gpu_node` for `driver`. The slices are owned by the Node with the UID `node_uid` and vanish with it.
+///
+/// Nothing in `gpu_node` makes this fail: it is written by a node, and what the API server would refuse is left out with
+/// a remark. A node without any device gets one slice without devices, which says that the driver is there.
+pub fn render(driver: &str, gpu_node: &GpuNode, node_uid: &str, features: ServerFeatures) -> Rendering {
+    let nothing = GpuNodeStatus::default();
+    let status = gpu_node.status.as_ref().unwrap_or(&nothing);
+    let node = gpu_node.name_any();
+    let mut layout = Layout::new(driver, &node, node_uid, features.counters);
+    for gpu in &status.gpus {
+        layout.add(status, gpu);
+    }
+    layout.finish()
+}
+
+/// The slices of one node in the making.
+struct Layout<'a> {
+    driver: &'a str,
+    node: &'a str,
+    node_uid: &'a str,
+    counters: Counters,
+    sets: Vec<CounterSet>,
+    slices: Vec<ResourceSlice>,
+    /// Names so far: a counter set or device that is there twice would make the whole pool invalid.
+    gpus: BTreeSet<String>,
+    devices: BTreeSet<String>,
+    without_counters: Vec<String>,
+    remarks: Vec<Remark>,
+}
+
+impl<'a> Layout<'a> {
+    fn new(driver: &'a str, node: &'a str, node_uid: &'a str, counters: Counters) -> Layout<'a> {
+        Layout {
+            driver,
+            node,
+            node_uid,
+            counters,
+            sets: Vec::new(),
+            slices: Vec::new(),
+            gpus: BTreeSet::new(),
+            devices: BTreeSet::new(),
+            without_counters: Vec::new(),
+            remarks: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, status: &GpuNodeStatus, gpu: &Gpu) {
+        if gpu.offer == GpuOffer::Nothing {
+            return;
+        }
+        if !name::is_dns_label(&gpu.name) {
+            self.leave_out(&gpu.name, "the name is not a DNS label");
+            return;
+        }
+        if !self.gpus.insert(gpu.name.clone()) {
+            self.leave_out(&gpu.name, "the name is used twice on this node");
+            return;
+        }
+        let geometry = device::geometry(gpu);
+        let cut = gpu.offer != GpuOffer::Whole && !geometry.is_empty();
+        let exclusion = if cut { self.exclusion(gpu, &geometry) } else { None };
+        let forms = forms(gpu, cut, exclusion.is_some());
+        let (mut devices, left_out) = device::devices(status, gpu, &geometry, forms, exclusion.as_ref());
+        for problem in left_out {
+            self.leave_out(&gpu.name, &problem);
+        }
+        devices.retain(|device| self.admit(device));
+        if devices.is_empty() {
+            return;
+        }
+        let rank = if gpu.offer == GpuOffer::Whole { rank::WHOLE_ONLY } else { rank::PARTITIONABLE };
+        let combined = exclusion.as_ref().filter(|_| self.counters == Counters::Combined);
+        let combined = combined.map(|exclusion| vec![exclusion.set().clone()]);
+        let chunks = if combined.is_some() { devices.len() } else { MOST_DEVICES };
+        for (index, chunk) in devices.chunks(chunks).enumerate() {
+            let part = if index == 0 { gpu.name.clone() } else { format!("{}-{index:02}", gpu.name) };
+            let slice = self.slice(rank, &part, combined.clone(), Some(chunk.to_vec()));
+            self.slices.push(slice);
+        }
+        if let Some(exclusion) = exclusion.filter(|_| self.counters == Counters::Separate) {
+            self.sets.push(exclusion.set().clone());
+        }
+    }
+
+    /// The counters that keep the forms of one GPU apart; `None`, with a remark, where there can be none.
+    fn exclusion(&mut self, gpu: &Gpu, geometry: &kerf_mig::Geometry) -> Option<Exclusion> {
+        if self.counters == Counters::None {
+            self.without_counters.push(gpu.name.clone());
+            return None;
+        }
+        let Some(exclusion) = Exclusion::new(&gpu.name, geometry) else {
+            self.leave_out(&gpu.name, "partitions: they need more than the 32 counters that one set can hold");
+            return None;
+        };
+        if self.counters == Counters::Combined && geometry.offers().len() >= MOST_DEVICES {
+            self.leave_out(&gpu.name, "partitions: they are too many for the one slice that Kubernetes 1.34 allows");
+            return None;
+        }
+        Some(exclusion)
+    }
+
+    fn admit(&mut self, device: &Device) -> bool {
+        if !name::is_dns_label(&device.name) {
+            self.leave_out(&device.name, "the name is not a DNS label");
+            return false;
+        }
+        let new = self.devices.insert(device.name.clone());
+        if !new {
+            self.leave_out(&device.name, "the name is used twice on this node");
+        }
+        new
+    }
+
+    fn leave_out(&mut self, what: &str, why: &str) {
+        self.remarks.push(Remark::LeftOut { what: what.to_owned(), why: why.to_owned() });
+    }
+
+    fn finish(mut self) -> Rendering {
+        if !self.without_counters.is_empty() {
+            self.remarks.push(Remark::NoCounters { gpus: std::mem::take(&mut self.without_counters) });
+        }
+        let sets = std::mem::take(&mut self.sets);
+        let counters = sets
+            .chunks(MOST_COUNTER_SETS)
+            .enumerate()
+            .map(|(index, sets)| self.slice(rank::COUNTERS, &format!("counters-{index}"), Some(sets.to_vec()), None));
+        let mut slices: Vec<ResourceSlice> = counters.collect();
+        slices.append(&mut self.slices);
+        if slices.is_empty() {
+            slices.push(self.slice(rank::COUNTERS, "empty", None, None));
+        }
+        Rendering { slices, remarks: self.remarks }
+    }
+
+    fn slice(
+        &self,
+        rank: u8,
+        part: &str,
+        shared_counters: Option<Vec<CounterSet>>,
+        devices: Option<Vec<Device>>,
+    ) -> ResourceSlice {
+        let owner = OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name: self.node.to_owned(),
+            uid: self.node_uid.to_owned(),
+            controller: Some(true),
+            block_owner_deletion: None,
+        };
+        ResourceSlice {
+            metadata: ObjectMeta {
+                name: Some(name::slice(self.node, self.driver, rank, part)),
+                labels: Some([(names::LABEL_MANAGED_BY.to_owned(), names::CONTROLLER.to_owned())].into()),
+                owner_references: Some(vec![owner]),
+                ..ObjectMeta::default()
+            },
+            spec: ResourceSliceSpec {
+                driver: self.driver.to_owned(),
+                pool: ResourcePool { name: self.node.to_owned(), generation: 0, resource_slice_count: 0 },
+                node_name: Some(self.node.to_owned()),
+                shared_counters,
+                devices,
+                ..ResourceSliceSpec::default()
+            },
+        }
+    }
+}
+
+/// Which forms of a GPU may be published: never two that overlap without counters between them.
+///
+/// `cut`: it has partitions to offer. `counted`: there are counters for them.
+fn forms(gpu: &Gpu, cut: bool, counted: bool) -> Forms {
+    let whole = match gpu.offer {
+        GpuOffer::Whole => true,
+        // A GPU that is cut now, by whomever, is not whole.
+        GpuOffer::WholeOrPartitions => {
+            counted
+                || gpu
+                    .mig
+                    .as_ref()
+                    .is_none_or(|mig| mig.instances.is_empty() && (mig.switchable || mig.current == MigMode::Disabled))
+        }
+        GpuOffer::Partitions | GpuOffer::Nothing => false,
+    };
+    Forms { whole, partitions: cut && counted }
+}

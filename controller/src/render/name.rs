@@ -1,0 +1,69 @@
+//! Names of ResourceSlice objects.
+
+use std::fmt::Write as _;
+
+use sha1::{Digest, Sha1};
+
+/// The longest name of an object, a DNS subdomain.
+const LONGEST: usize = 253;
+
+/// The name of one slice: `<node>-<driver>-<rank>-<part>`.
+///
+/// The scheduler tries the slices of a pool in the order of their names (Kubernetes 1.36 and later), so `rank` and
+/// `part` decide which GPU is tried first. The name depends on nothing but what the slice holds: a neighbour that
+/// appears or vanishes renames no slice, and a create that is repeated meets the object of the first try.
+///
+/// A name that would be too long keeps the beginning of the node's name and a hash of the whole of it.
+pub(super) fn slice(node: &str, driver: &str, rank: u8, part: &str) -> String {
+    let rest = format!("-{driver}-{rank:03}-{part}");
+    if node.len() + rest.len() <= LONGEST {
+        return format!("{node}{rest}");
+    }
+    let hash = Sha1::digest(node).iter().take(8).fold(String::from("-"), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    });
+    let kept = LONGEST.saturating_sub(hash.len() + rest.len());
+    let kept = node.get(..kept).unwrap_or_default().trim_end_matches(['-', '.']);
+    format!("{kept}{hash}{rest}")
+}
+
+/// Whether `name` is a DNS label: lower-case letters, digits and dashes inside, at most 63 characters.
+pub(super) fn is_dns_label(name: &str) -> bool {
+    name.len() <= 63
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+        && !name.is_empty()
+        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_node_names_stay_apart() {
+        let driver = "gpu.nvidia.com";
+        let name = |node: &str| slice(node, driver, 2, "gpu-0001-3b-00-0");
+        assert_eq!(name("n"), "n-gpu.nvidia.com-002-gpu-0001-3b-00-0");
+        let longest_kept = 253 - "-gpu.nvidia.com-002-gpu-0001-3b-00-0".len();
+        for length in [longest_kept, longest_kept + 1, 253] {
+            let [a, b] = ["a", "b"].map(|end| name(&format!("{}{end}", "x.".repeat(127)[..length - 1].to_owned())));
+            assert!(a.len() <= 253, "{a}");
+            assert_ne!(a, b);
+            assert!(!a.contains("..") && !a.contains(".-") && !a.contains("-."), "every part is a DNS label: {a}");
+            assert!(a.ends_with("-gpu.nvidia.com-002-gpu-0001-3b-00-0"));
+        }
+    }
+
+    #[test]
+    fn labels() {
+        for good in ["a", "gpu-3b-00-0", "0", &"a".repeat(63)] {
+            assert!(is_dns_label(good), "{good}");
+        }
+        for bad in ["", "-a", "a-", "A", "a.b", "a_b", "ä", &"a".repeat(64)] {
+            assert!(!is_dns_label(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Puts the parts together and runs them until the process is told to stop.
+
+use std::fmt::Debug;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kerf_api::{GpuNode, names};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher;
+use kube::{Api, Client, Config, Resource};
+use serde::de::DeserializeOwned;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Notify, watch};
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, info, info_span, warn};
+
+use crate::args::Args;
+use crate::diff::Observed;
+use crate::events::Reporter;
+use crate::health::{Readiness, serve};
+use crate::index::{Feed, Index};
+use crate::leader::{Candidate, ClusterStore};
+use crate::probe::keep_probing;
+use crate::watch::feed;
+use crate::writer::{SharedIndex, Writer};
+
+/// Why the controller cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The kubeconfig file cannot be used.
+    #[error("cannot use the kubeconfig {}", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: kube::config::KubeconfigError,
+    },
+    /// There is no service account.
+    #[error("no service account to talk to the API server with; outside a pod, give --kubeconfig")]
+    InCluster {
+        /// What is missing.
+        source: kube::config::InClusterError,
+    },
+    /// The configuration makes no client.
+    #[error("cannot make a client for the API server")]
+    Client {
+        /// What is wrong.
+        source: kube::Error,
+    },
+    /// Signals cannot be received.
+    #[error("cannot wait for signals")]
+    Signal {
+        /// What is wrong.
+        source: std::io::Error,
+    },
+    /// The address is not available.
+    #[error("cannot serve on {address}, given by --http-address")]
+    Http {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// What is wrong.
+        source: std::io::Error,
+    },
+    /// A part of the controller is broken: the process ends, to be started anew, rather than run without it.
+    #[error("the part that {part} has ended, which it never should")]
+    Part {
+        /// What it did.
+        part: &'static str,
+        /// The panic, if it was one.
+        source: Option<JoinError>,
+    },
+}
+
+/// Runs the controller until SIGTERM or SIGINT. Slices stay as they are when it ends.
+///
+/// # Errors
+///
+/// When the cluster's configuration cannot be used, or a part of the controller breaks.
+pub async fn run(args: Args) -> Result<(), RunError> {
+    let Args { driver_name, namespace, kubeconfig, identity, http_address, log_format: _ } = args;
+    let client = client(kubeconfig).await?;
+    let identity = identity.unwrap_or_else(random_identity);
+    info!(version = env!("CARGO_PKG_VERSION"), driver = %driver_name, %namespace, %identity, "starting");
+
+    let stop = CancellationToken::new();
+    let readiness = Readiness::default();
+    let doubt = Arc::new(Notify::new());
+    let index = SharedIndex::new(Index::new(&driver_name));
+    let features = watch::Sender::new(None);
+    let leading = watch::Sender::new(false);
+    let is_leading = leading.subscribe();
+    let mut parts = Parts(JoinSet::new());
+
+    if let Some(address) = http_address {
+        let server = serve(address, readiness.clone(), stop.clone());
+        parts.start("serves /readyz", async move { server.await.map_err(|source| RunError::Http { address, source }) });
+    }
+
+    let watches =
+        Watches { index: index.clone(), readiness: readiness.clone(), doubt: doubt.clone(), stop: stop.clone() };
+    let everything = watcher::Config::default;
+    let slices = everything().fields(&format!("spec.driver={driver_name}"));
+    let leases = Api::<Lease>::namespaced(client.clone(), &namespace);
+    let nodes = Api::<PartialObjectMeta<Node>>::all(client.clone());
+    let gpu_nodes = Api::<GpuNode>::all(client.clone());
+    parts.start(
+        "watches ResourceSlices",
+        watches.watch(Api::all(client.clone()), slices, "ResourceSlices", to_observed),
+    );
+    parts.start("watches Leases", watches.watch(leases.clone(), everything(), "Leases", same));
+    parts.start("watches Nodes", watches.watch(nodes, everything(), "Nodes", same));
+    parts.start("watches GpuNodes", watches.watch(gpu_nodes, everything(), "GpuNodes", same));
+    let pending = readiness.wait_for("API server features");
+    let probing =
+        keep_probing(client.clone(), driver_name.clone(), features.clone(), pending, doubt.clone(), stop.clone());
+    parts.start("probes the API server", fine(probing));
+
+    // Leadership is given up after the last write, not before.
+    let stop_leading = CancellationToken::new();
+    let store = ClusterStore { api: leases, name: names::CONTROLLER.to_owned() };
+    let candidate = Candidate::new(store, &identity, leading, Timestamp::now, random);
+    parts.start("elects a leader", fine(candidate.run(stop_leading.clone())));
+
+    let reporter = Reporter::new(client.clone(), &identity);
+    let writer = Writer { client, driver: driver_name, index, features, leading: is_leading, reporter };
+    let (writer_stop, last_write) = (stop.clone(), stop_leading.drop_guard());
+    parts.start("writes ResourceSlices", async move {
+        let _last_write = last_write;
+        // Before everything is listed, what is not yet listed would look as if it were gone.
+        if writer_stop.run_until_cancelled(readiness.ready()).await.is_some() {
+            writer.run(writer_stop).await;
+        }
+        Ok(())
+    });
+
+    parts.run(stop).await
+}
+
+/// What all watches share.
+struct Watches {
+    index: SharedIndex,
+    readiness: Readiness,
+    doubt: Arc<Notify>,
+    stop: CancellationToken,
+}
+
+impl Watches {
+    fn watch<K, T>(
+        &self,
+        api: Api<K>,
+        config: watcher::Config,
+        what: &'static str,
+        convert: fn(K) -> T,
+    ) -> impl Future<Output = Result<(), RunError>> + Send + use<K, T>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+        T: Send + 'static,
+        Index: Feed<T>,
+    {
+        let pending = self.readiness.wait_for(what);
+        fine(feed(self.index.clone(), api, config, convert, pending, self.doubt.clone(), self.stop.clone()))
+    }
+}
+
+fn same<T>(object: T) -> T {
+    object
+}
+
+fn to_observed(slice: ResourceSlice) -> Observed {
+    Observed::from(&slice)
+}
+
+async fn fine(part: impl Future<Output = ()>) -> Result<(), RunError> {
+    part.await;
+    Ok(())
+}
+
+/// The tasks of the process. None of them ends before it is told to.
+struct Parts(JoinSet<(&'static str, Result<(), RunError>)>);
+
+impl Parts {
+    fn start(&mut self, part: &'static str, task: impl Future<Output = Result<(), RunError>> + Send + 'static) {
+        self.0.spawn(async move { (part, task.await) }.instrument(info_span!("part", part)));
+    }
+
+    /// Waits for a signal, then stops everything; or for the first part that breaks.
+    async fn run(mut self, stop: CancellationToken) -> Result<(), RunError> {
+        let signals = |kind| signal(kind).map_err(|source| RunError::Signal { source });
+        let (mut terminate, mut interrupt) = (signals(SignalKind::terminate())?, signals(SignalKind::interrupt())?);
+        let broken = tokio::select! {
+            _ = terminate.recv() => Ok(()),
+            _ = interrupt.recv() => Ok(()),
+            Some(ended) = self.0.join_next() => Err(match ended {
+                Ok((_, Err(error))) => error,
+                Ok((part, Ok(()))) => RunError::Part { part, source: None },
+                Err(panic) => RunError::Part { part: "panicked", source: Some(panic) },
+            }),
+        };
+        info!("stopping; ResourceSlices stay as they are");
+        stop.cancel();
+        while let Some(ended) = self.0.join_next().await {
+            if let Ok((part, Err(error))) = ended {
+                warn!(part, error = &error as &dyn std::error::Error, "failed while stopping");
+            }
+        }
+        broken
+    }
+}
+
+async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, RunError> {
+    let config = match kubeconfig {
+        Some(path) => {
+            let failed = |source| RunError::Kubeconfig { path: path.clone(), source };
+            let file = Kubeconfig::read_from(&path).map_err(failed)?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(failed)?
+        }
+        None => Config::incluster().map_err(|source| RunError::InCluster { source })?,
+    };
+    Client::try_from(config).map_err(|source| RunError::Client { source })
+}
+
+/// The host's name, which a person recognizes, and a random part, which no other process has.
+fn random_identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}_{}", host.trim(), uuid::Uuid::new_v4())
+}
+
+/// A number from 0 to 1.
+fn random() -> f64 {
+    // Each RandomState has keys of its own.
+    f64::from(u16::try_from(RandomState::new().build_hasher().finish() >> 48).unwrap_or_default()) / f64::from(u16::MAX)
+}
