@@ -112,3 +112,20 @@ func TestGatesAsYAML(t *testing.T) {
 		}
 	}
 }
+
+func TestStatusShowsOnlyDifferentGates(t *testing.T) {
+	cluster := switches{"A": "true", "B": "true"}
+	for _, c := range []struct {
+		own  switches
+		want string
+	}{
+		{nil, ""},
+		{switches{"A": "true", "B": "true"}, ""},
+		{switches{"A": "true", "B": "false", "C": "true"}, "B=false, C=true"},
+		{switches{}, "A not set, B not set"},
+	} {
+		if got := difference(c.own, cluster); got != c.want {
+			t.Errorf("gates %v differ from %v in %q, want %q", c.own, cluster, got, c.want)
+		}
+	}
+}

@@ -47,17 +47,15 @@ func changeMachine(change func(*machine) error) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot read what clusters changed on this machine (%s): %w", path, err)
 	}
-	if err := change(&m); err != nil {
-		return err
-	}
-	if len(m.Clusters) == 0 {
+	changeErr := change(&m)
+	if changeErr == nil && len(m.Clusters) == 0 {
 		return os.RemoveAll(machineDir)
 	}
-	text, err = json.MarshalIndent(m, "", "  ")
-	if err != nil {
-		return err
+	text, err = json.MarshalIndent(m, "", "  ") // after a failure too: part of the change may be done
+	if err == nil {
+		err = writeFile(path, append(text, '\n'), 0o644)
 	}
-	return writeFile(path, append(text, '\n'), 0o644)
+	return errors.Join(changeErr, err)
 }
 
 // joinMachine notes that a cluster is coming up, saves the sysctls and makes the folders to mount on.

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -30,6 +32,11 @@ const keptLines = 25
 func runLong(what, unit string, command *exec.Cmd) error {
 	var lines lineCounter
 	command.Stdout, command.Stderr = &lines, &lines
+	// The command ends with the tool: a build that goes on alone would write where the next one starts. The kernel ties
+	// this to the thread that starts it, so the thread has to stay.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := command.Start(); err != nil {
 		return fmt.Errorf("%s: cannot start %s: %w", what, command.Path, err)
 	}

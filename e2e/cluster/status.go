@@ -3,8 +3,9 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
+	"slices"
+	"strings"
 	"text/tabwriter"
 )
 
@@ -111,6 +112,26 @@ func (c *cluster) report() (report, error) {
 	return r, nil
 }
 
+// difference tells in which gates a component differs from the cluster; one that takes no gates differs in none.
+func difference(own, cluster switches) string {
+	if own == nil {
+		return ""
+	}
+	var items []string
+	for name := range cluster {
+		if _, set := own[name]; !set {
+			items = append(items, name+" not set")
+		}
+	}
+	for name, value := range own {
+		if cluster[name] != value {
+			items = append(items, name+"="+value)
+		}
+	}
+	slices.Sort(items)
+	return strings.Join(items, ", ")
+}
+
 // print writes the report for people.
 func (r report) print() error {
 	fmt.Printf("cluster %s: Kubernetes %s, kubeconfig %s\n", r.Name, r.Kubernetes, r.Kubeconfig)
@@ -127,11 +148,7 @@ func (r report) print() error {
 				state, memory = fmt.Sprint(one.PID), fmt.Sprintf("%d MiB", one.RSSBytes>>20)
 			}
 			total += one.RSSBytes
-			own := ""
-			if one.Gates != nil && !maps.Equal(one.Gates, r.Gates) {
-				own = fmt.Sprintf("{%s}", one.Gates)
-			}
-			fmt.Fprintf(out, "%s\t%s\t%s\t%s\t%s\n", node, one.Name, state, memory, own)
+			fmt.Fprintf(out, "%s\t%s\t%s\t%s\t%s\n", node, one.Name, state, memory, difference(one.Gates, r.Gates))
 		}
 	}
 	rows("-", r.Components)

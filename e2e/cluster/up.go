@@ -135,6 +135,11 @@ func (c *cluster) up(wanted settings, built programs) error {
 // alreadyUp is the answer to `up` on a running cluster: fine when it is what the user wants.
 func (c *cluster) alreadyUp(wanted settings) error {
 	var dead []string
+	for _, node := range append([]string{""}, c.Nodes...) {
+		if _, err := c.enter(node); err != nil {
+			return fmt.Errorf("a part of cluster %q is gone: run `kerf-cluster down` first", c.name)
+		}
+	}
 	for _, p := range c.components() {
 		if running, err := c.recorded(p.key()); err != nil || !running.alive() {
 			dead = append(dead, p.String())
