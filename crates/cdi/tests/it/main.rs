@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod arbitrary;
 mod dir;
 mod document;
 mod round_trip;
