@@ -46,7 +46,7 @@ deny: ## Licences, sources, duplicate dependencies
 
 unit: build ## Unit and integration tests, no cluster needed
 	cargo test --workspace
-	cargo test --manifest-path crates/cdi/oracle/Cargo.toml --target-dir $(TARGET)/oracle
+	cargo test --locked --manifest-path crates/cdi/oracle/Cargo.toml --target-dir $(TARGET)/oracle
 	cd e2e/cluster && go test ./...
 
 doc: ## API documentation, warnings denied
