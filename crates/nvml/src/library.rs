@@ -1,12 +1,12 @@
 //! The one implementation of [`Nvml`]: NVML as found under a driver root.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::error::Error as StdError;
 use std::ffi::CString;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kerf_mig::{Placement, Profile};
 
@@ -33,6 +33,14 @@ pub struct Library {
     raw: Raw,
     /// The GPUs handed out. NVML gives a GPU the same handle each time, so this grows no further than their number.
     gpus: Mutex<Vec<(Gpu, Device)>>,
+    /// The profiles of GPUs that were seen in MIG mode: they do not change while the driver is loaded.
+    profiles: Mutex<HashMap<Gpu, Arc<[InstanceProfile]>>>,
+}
+
+/// What listing the instances of a profile takes.
+struct InstanceProfile {
+    id: u32,
+    max_instances: u32,
 }
 
 /// Why there is no NVML session.
@@ -74,7 +82,7 @@ impl Library {
         let path = root.nvml_library()?;
         let raw = Raw::load(&path).map_err(|source| OpenError::Load { path: path.clone(), source })?;
         raw.init().map_err(|source| OpenError::Init { path, source })?;
-        Ok(Library { raw, gpus: Mutex::default() })
+        Ok(Library { raw, gpus: Mutex::default(), profiles: Mutex::default() })
     }
 }
 
@@ -97,6 +105,9 @@ fn unless<T>(codes: &[Code], answer: Result<T, Error>) -> Result<Option<T>, Erro
 /// What NVML says of something that this GPU, or this library, does not have.
 const ABSENT: [Code; 3] = [Code::NotSupported, Code::NotFound, Code::FunctionNotFound];
 
+/// What NVML says of the placements of a profile that it describes for this product but does not offer.
+const NOT_OFFERED: [Code; 4] = [Code::NotSupported, Code::NotFound, Code::FunctionNotFound, Code::InvalidArgument];
+
 /// What NVML says of an instance, listed a moment ago, that another client has destroyed since.
 const VANISHED: [Code; 2] = [Code::NotFound, Code::InvalidArgument];
 
@@ -115,13 +126,18 @@ fn profiles<T>(ask: impl Fn(u32) -> Result<T, Error>) -> Result<Vec<(u32, T)>, E
     Ok(profiles)
 }
 
+/// Nothing is left half-done under these locks, so a panic elsewhere does not matter.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn mig_mode(number: u32) -> MigMode {
     if number == 0 { MigMode::Disabled } else { MigMode::Enabled }
 }
 
 impl Library {
     fn remember(&self, device: Device) -> Gpu {
-        let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gpus = lock(&self.gpus);
         if let Some((gpu, _)) = gpus.iter().find(|(_, known)| *known == device) {
             return *gpu;
         }
@@ -132,7 +148,7 @@ impl Library {
 
     /// NVML's handle. A [`Gpu`] of another session is refused here: its handle may not be looked into.
     fn device(&self, gpu: Gpu) -> Result<Device, Error> {
-        let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        let gpus = lock(&self.gpus);
         let found = gpus.iter().find(|(known, _)| *known == gpu).map(|(_, device)| *device);
         found.ok_or(Error { call: "finding a GPU of another NVML session", code: Code::InvalidArgument })
     }
@@ -143,6 +159,15 @@ impl Library {
         let mut seen = BTreeSet::new();
         infos.retain(|(_, info)| seen.insert(info.id));
         Ok(infos)
+    }
+
+    /// The profiles as remembered, else asked for: a driver need not tell them all while MIG is off.
+    fn instance_profiles(&self, gpu: Gpu, device: Device) -> Result<Arc<[InstanceProfile]>, Error> {
+        if let Some(known) = lock(&self.profiles).get(&gpu) {
+            return Ok(Arc::clone(known));
+        }
+        let infos = self.gpu_instance_profile_infos(device)?.into_iter();
+        Ok(infos.map(|(_, info)| InstanceProfile { id: info.id, max_instances: info.max_instances }).collect())
     }
 
     fn compute_instance_profiles(
@@ -234,9 +259,7 @@ impl Nvml for Library {
             let driver = || self.raw.gpu_instance_profile_name(device, index).ok();
             let name = words::profile_name(index, info.compute_slices, info.memory_mib, gpu_memory_mib, driver);
             let placements = self.raw.possible_placements(device, info.id);
-            // INVALID_ARGUMENT: a profile that the driver describes for this product but does not offer.
-            let unanswered = [ABSENT.as_slice(), &[Code::InvalidArgument]].concat();
-            let (Some(name), Some(mut placements)) = (name, unless(&unanswered, placements)?) else { continue };
+            let (Some(name), Some(mut placements)) = (name, unless(&NOT_OFFERED, placements)?) else { continue };
             placements.sort_unstable();
             profiles.push(Profile {
                 id: info.id,
@@ -253,12 +276,21 @@ impl Nvml for Library {
 
     fn gpu_instances(&self, gpu: Gpu) -> Result<Vec<GpuInstance>, Error> {
         let device = self.device(gpu)?;
+        let profiles = self.instance_profiles(gpu, device)?;
         let mut instances = Vec::new();
-        for (_, profile) in self.gpu_instance_profile_infos(device)? {
-            let listed = self.raw.gpu_instances(device, profile.id, profile.max_instances);
-            for handle in unless(&ABSENT, listed)?.unwrap_or_default() {
+        let mut mig_is_on = false;
+        for profile in profiles.iter() {
+            let Some(handles) = unless(&ABSENT, self.raw.gpu_instances(device, profile.id, profile.max_instances))?
+            else {
+                continue;
+            };
+            mig_is_on = true;
+            for handle in handles {
                 instances.extend(unless(&VANISHED, self.raw.gpu_instance_info(handle))?);
             }
+        }
+        if mig_is_on {
+            lock(&self.profiles).insert(gpu, profiles);
         }
         Ok(instances)
     }
