@@ -219,7 +219,7 @@ func goCommand(dir string, args ...string) (*exec.Cmd, error) {
 	}
 	command := exec.Command(tool, args...)
 	command.Dir = dir
-	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=", "GOTOOLCHAIN="+toolchain)
+	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-buildvcs=false", "GOTOOLCHAIN="+toolchain)
 	return command, nil
 }
 
