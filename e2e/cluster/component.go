@@ -200,7 +200,7 @@ func waitUntil(what string, patience time.Duration, try func(ctx context.Context
 			return fatal.error
 		}
 		if time.Since(reported) > reportEvery {
-			say("waiting for %s: %s", what, brief(err))
+			say("waiting for %s: %s", what, oneLine(err))
 			reported = time.Now()
 		}
 		select {
@@ -211,8 +211,8 @@ func waitUntil(what string, patience time.Duration, try func(ctx context.Context
 	}
 }
 
-// brief is the beginning of an error, on one line.
-func brief(err error) string {
+// oneLine is the beginning of an error, on one line.
+func oneLine(err error) string {
 	return fmt.Sprintf("%.120s", strings.Join(strings.Fields(err.Error()), " "))
 }
 
