@@ -13,6 +13,7 @@
 mod geometry;
 mod limits;
 mod order;
+pub mod product;
 mod profile;
 
 pub use geometry::{Geometry, Offer};
