@@ -92,8 +92,13 @@ impl Geometry {
     ///   20 GB asks for no second compute slice).
     /// * Plain before variants, and those with fewer media engines first (`-me`, `+gfx`, `+me`, `+me.all`): the one set
     ///   of media extensions is not given to who did not ask for it.
-    /// * Of one profile, the placement that rules out the fewest larger ones first (`1g.10gb` at 6, where no `2g.20gb`
-    ///   could go and beside which a `4g.40gb` still fits).
+    /// * Of one profile, the placement that rules out the fewest larger cuts first, beyond those that the placements
+    ///   before it have ruled out: `1g.10gb` at 6, where no `2g.20gb` could go and beside which a `4g.40gb` still fits,
+    ///   then at 4 and 5 beside it. Larger means more compute slices, and cuts over the same memory slices count once.
+    ///
+    /// What it is worth depends on what is asked for. The test `fragmentation` counts refused requests on H100s: 6 to
+    /// 20 % fewer than in ascending order for mixes of three profiles and more, or of `1g.10gb` and `2g.20gb`; about
+    /// 12 % more where nobody ever asks for the `2g.20gb` and `4g.40gb` that room is kept for.
     pub fn offers(&self) -> Vec<Offer<'_>> {
         order::offers(self)
     }
@@ -132,21 +137,34 @@ impl Geometry {
     /// The rules: the placement is one of the profile's, memory slices are not shared, and compute slices, every
     /// [engine](Geometry::totals) and the profile's `max_instances` suffice.
     pub fn fits(&self, occupied: &[Offer<'_>], candidate: Offer<'_>) -> bool {
-        let all = || occupied.iter().copied().chain([candidate]);
-        let sum = |count: &dyn Fn(&Profile) -> u32| all().map(|offer| u64::from(count(offer.profile))).sum::<u64>();
-        let totals = self.totals();
-        self.offer_by_id(candidate.profile.id, candidate.placement.start) == Some(candidate)
-            && !occupied.iter().any(|other| other.placement.overlaps(candidate.placement))
-            && sum(&|profile| profile.compute_slices) <= u64::from(self.compute_slices())
-            && sum(&|profile| u32::from(profile.id == candidate.profile.id))
-                <= u64::from(candidate.profile.max_instances)
-            && Engine::ALL
-                .iter()
-                .all(|&engine| sum(&|profile| profile.engines.get(engine)) <= u64::from(totals.get(engine)))
+        !occupied.iter().any(|other| other.placement.overlaps(candidate.placement))
+            && self.has(candidate)
+            && self.suffices_for(&occupied.iter().copied().chain([candidate]))
     }
 
     /// Whether these cuts can exist on one GPU at the same time; see [`Geometry::fits`] for the rules.
     pub fn is_valid(&self, cuts: &[Offer<'_>]) -> bool {
-        cuts.iter().enumerate().all(|(index, &cut)| self.fits(&cuts[..index], cut))
+        let apart = |(index, cut): (usize, &Offer<'_>)| {
+            !cuts[..index].iter().any(|other| other.placement.overlaps(cut.placement))
+        };
+        cuts.iter().enumerate().all(apart)
+            && cuts.iter().all(|&cut| self.has(cut))
+            && self.suffices_for(&cuts.iter().copied())
+    }
+
+    fn has(&self, cut: Offer<'_>) -> bool {
+        self.offer_by_id(cut.profile.id, cut.placement.start) == Some(cut)
+    }
+
+    fn suffices_for<'a>(&self, cuts: &(impl Iterator<Item = Offer<'a>> + Clone)) -> bool {
+        let sum = |count: &dyn Fn(&Profile) -> u32| cuts.clone().map(|cut| u64::from(count(cut.profile))).sum::<u64>();
+        let totals = self.totals();
+        let engine = |&engine: &Engine| sum(&|profile| profile.engines.get(engine)) <= u64::from(totals.get(engine));
+        let instances = |cut: Offer<'_>| {
+            sum(&|profile| u32::from(profile.id == cut.profile.id)) <= u64::from(cut.profile.max_instances)
+        };
+        sum(&|profile| profile.compute_slices) <= u64::from(self.compute_slices())
+            && Engine::ALL.iter().all(engine)
+            && cuts.clone().all(instances)
     }
 }

@@ -3,9 +3,9 @@
 //! A set of cuts that share no memory slice is a path through the memory slices from the first to the last. The most
 //! that any such path can hold of an engine is found slice by slice, without listing the paths.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Engine, Geometry, Offer};
+use crate::{Engine, Engines, Geometry, Offer};
 
 /// Which engine is counted when several would do: media engines first, as those are what profiles differ in.
 const PREFERENCE: [Engine; 6] =
@@ -23,13 +23,13 @@ struct Limit {
 /// See [`Geometry::limited_engines`].
 pub(crate) fn limited_engines(geometry: &Geometry) -> Vec<Engine> {
     let offers = geometry.offers();
-    let paths = Paths { geometry, offers: &offers };
+    let paths = Paths::new(geometry, &offers);
 
     // Most limits can never be exceeded, as memory runs out before: only the others matter from here on.
-    let mut limits = limits(geometry, &offers);
-    let exceeded = paths.exceeded(&limits, &[]);
-    let mut index = 0..;
-    limits.retain(|_| index.next().is_some_and(|index| exceeded.contains(&index)));
+    let all = limits(geometry, &offers);
+    let exceeded = paths.exceeded(&all, &[]);
+    let limits = all.into_iter().enumerate().filter(|(index, _)| exceeded.contains(index));
+    let limits: Vec<Limit> = limits.map(|(_, limit)| limit).collect();
 
     let engines: Vec<Engine> =
         PREFERENCE.into_iter().filter(|engine| limits.iter().any(|limit| limit.engine == Some(*engine))).collect();
@@ -63,39 +63,40 @@ fn limits(geometry: &Geometry, offers: &[Offer<'_>]) -> Vec<Limit> {
 
 /// All sets of offers that share no memory slice.
 struct Paths<'a> {
-    geometry: &'a Geometry,
     offers: &'a [Offer<'a>],
+    totals: Engines,
+    /// Every memory slice at which an offer starts or that it ends before, ascending.
+    stops: Vec<u32>,
 }
 
-impl Paths<'_> {
+impl<'a> Paths<'a> {
+    fn new(geometry: &Geometry, offers: &'a [Offer<'a>]) -> Self {
+        let stops = offers.iter().flat_map(|offer| [offer.placement.start, offer.placement.end()]);
+        let stops: BTreeSet<u32> = stops.collect();
+        Paths { offers, totals: geometry.totals(), stops: stops.into_iter().collect() }
+    }
+
     /// Which limits (by index) some path exceeds, although it keeps to the totals of the counted engines.
     fn exceeded(&self, limits: &[Limit], counted: &[Engine]) -> Vec<usize> {
-        let totals = self.geometry.totals();
-        let last = self.geometry.memory_slices() as usize;
-        // Per memory slice reached: the use of the counted engines so far, and with it the most used of each limit.
-        let mut reached: Vec<BTreeMap<Vec<u32>, Vec<u64>>> = vec![BTreeMap::new(); last + 1];
-        reached[0].insert(vec![0; counted.len()], vec![0; limits.len()]);
-        for slice in 0..last {
-            for (used, most) in std::mem::take(&mut reached[slice]) {
-                for (index, offer) in self.offers.iter().enumerate() {
-                    if offer.placement.start as usize != slice {
-                        continue;
-                    }
-                    let used: Vec<u32> = counted
-                        .iter()
-                        .zip(&used)
-                        .map(|(&engine, used)| used.saturating_add(offer.profile.engines.get(engine)))
-                        .collect();
-                    if counted.iter().zip(&used).all(|(&engine, used)| *used <= totals.get(engine)) {
-                        let most = limits.iter().zip(&most).map(|(limit, most)| most + limit.taken[index]);
-                        merge(&mut reached[offer.placement.end() as usize], used, most.collect());
+        // Per stop reached: the use of the counted engines so far, and with it the most used of each limit.
+        let mut reached: BTreeMap<u32, BTreeMap<Vec<u32>, Vec<u64>>> = BTreeMap::new();
+        let start = self.stops.first().copied().unwrap_or(0);
+        merge(reached.entry(start).or_default(), vec![0; counted.len()], vec![0; limits.len()]);
+        for (&stop, &next) in self.stops.iter().zip(self.stops.iter().skip(1)) {
+            for (used, most) in reached.remove(&stop).unwrap_or_default() {
+                for (index, offer) in self.offers.iter().enumerate().filter(|(_, o)| o.placement.start == stop) {
+                    let add = |(&engine, used): (&Engine, &u32)| used.saturating_add(offer.profile.engines.get(engine));
+                    let used: Vec<u32> = counted.iter().zip(&used).map(add).collect();
+                    if counted.iter().zip(&used).all(|(&engine, used)| *used <= self.totals.get(engine)) {
+                        let most = limits.iter().zip(&most).map(|(limit, most)| most + limit.taken[index]).collect();
+                        merge(reached.entry(offer.placement.end()).or_default(), used, most);
                     }
                 }
-                merge(&mut reached[slice + 1], used, most);
+                merge(reached.entry(next).or_default(), used, most);
             }
         }
-        let exceeds = |index: &usize| reached[last].values().any(|most| most[*index] > limits[*index].total);
-        (0..limits.len()).filter(exceeds).collect()
+        let ends: Vec<&Vec<u64>> = reached.values().flat_map(BTreeMap::values).collect();
+        (0..limits.len()).filter(|&index| ends.iter().any(|most| most[index] > limits[index].total)).collect()
     }
 }
 
