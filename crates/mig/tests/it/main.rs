@@ -1,0 +1,9 @@
+//! What kerf-mig promises, over every known product.
+
+mod combinations;
+mod fragmentation;
+mod labels;
+mod limits;
+mod order;
+mod products;
+mod support;
