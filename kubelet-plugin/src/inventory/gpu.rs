@@ -1,0 +1,181 @@
+//! Reading one GPU.
+
+use kerf_api::{ComputeInstanceStatus, Gpu, GpuInstanceStatus, MigMode, MigPlacement, MigProfile, MigStatus, Withheld};
+use kerf_mig::Profile;
+use kerf_nvml::{Error, GpuFacts, GpuInstance, MigModes, Nvml, PciAddress};
+
+use super::attributes::{self, Attributes};
+use super::offer::{self, Mig};
+use super::{Holding, Host, UNREADABLE};
+use crate::engine::{DeviceName, PreparedClaim};
+
+const MIB: u64 = 1024 * 1024;
+
+/// MIG of a GPU as NVML tells it.
+struct Reading {
+    modes: MigModes,
+    profiles: Result<Vec<Profile>, Error>,
+    instances: Vec<GpuInstanceStatus>,
+}
+
+/// Everything about a GPU that NVML has opened. Never fails: what cannot be read is said in the entry.
+pub(super) fn read(
+    nvml: &dyn Nvml,
+    gpu: kerf_nvml::Gpu,
+    address: PciAddress,
+    host: &Host,
+    common: &Attributes,
+    claims: &[PreparedClaim],
+    holding: &Holding<'_>,
+) -> Gpu {
+    let facts = match nvml.facts(gpu) {
+        Ok(facts) => facts,
+        Err(error) => return unreadable(address, &error.to_string()),
+    };
+    let mut entry = describe(&facts, address, host, common);
+    match read_mig(nvml, gpu, address, claims, holding) {
+        Ok(reading) => {
+            let mig = reading.as_ref().map(|reading| Mig {
+                modes: reading.modes,
+                switchable: facts.mig_mode_switchable,
+                profiles: reading.profiles.as_ref().map(Vec::len),
+                instances: &reading.instances,
+            });
+            (entry.offer, entry.withheld) = offer::decide(address, mig.as_ref());
+            entry.mig = reading.map(|reading| status(reading, facts.mig_mode_switchable));
+        }
+        Err(error) => entry.withheld = Some(withheld(&error)),
+    }
+    entry
+}
+
+/// The entry of a GPU of which nothing but its place is known.
+pub(super) fn unreadable(address: PciAddress, why: &str) -> Gpu {
+    Gpu {
+        name: DeviceName::whole(address).to_string(),
+        pci_bus_id: address.to_string(),
+        withheld: Some(withheld(why)),
+        ..Gpu::default()
+    }
+}
+
+fn withheld(why: &str) -> Withheld {
+    Withheld {
+        reason: UNREADABLE.to_owned(),
+        message: format!("the GPU cannot be read, see nvidia-smi and the kernel's log on the node: {why}"),
+    }
+}
+
+fn describe(facts: &GpuFacts, address: PciAddress, host: &Host, common: &Attributes) -> Gpu {
+    Gpu {
+        name: DeviceName::whole(address).to_string(),
+        pci_bus_id: address.to_string(),
+        uuid: facts.uuid.clone(),
+        minor: facts.minor,
+        product: facts.name.clone(),
+        memory_mib: facts.memory_bytes.unwrap_or_default() / MIB,
+        attributes: attributes::of_gpu(facts, address, &host.location(address), common),
+        ..Gpu::default()
+    }
+}
+
+fn read_mig(
+    nvml: &dyn Nvml,
+    gpu: kerf_nvml::Gpu,
+    address: PciAddress,
+    claims: &[PreparedClaim],
+    holding: &Holding<'_>,
+) -> Result<Option<Reading>, String> {
+    let Some(modes) = nvml.mig_modes(gpu).map_err(|error| error.to_string())? else { return Ok(None) };
+    let profiles = nvml.gpu_instance_profiles(gpu);
+    let known = profiles.as_deref().unwrap_or_default();
+    let explained =
+        |claims: &[PreparedClaim]| read_instances(nvml, gpu, address, known, claims).map_err(|error| error.to_string());
+    let mut instances = explained(claims)?;
+    if instances.iter().any(|instance| instance.claim_uid.is_none()) {
+        // It may have been carved after the journal was read, or was on its way out. An instance that is there after
+        // its journal entry was not is a stranger's.
+        instances = explained(&holding()?)?;
+    }
+    Ok(Some(Reading { modes, profiles, instances }))
+}
+
+fn read_instances(
+    nvml: &dyn Nvml,
+    gpu: kerf_nvml::Gpu,
+    address: PciAddress,
+    profiles: &[Profile],
+    claims: &[PreparedClaim],
+) -> Result<Vec<GpuInstanceStatus>, Error> {
+    let instances = nvml.gpu_instances(gpu)?.into_iter().filter_map(|instance| {
+        let compute_instances = match nvml.compute_instances(gpu, instance.id) {
+            Ok(found) => found,
+            // Destroyed since it was listed.
+            Err(error) if error.is_gone() => return None,
+            Err(error) => return Some(Err(error)),
+        };
+        let compute_instances = compute_instances.into_iter();
+        Some(Ok(GpuInstanceStatus {
+            id: instance.id,
+            profile_id: instance.profile_id,
+            placement: MigPlacement { start: instance.placement.start, size: instance.placement.size },
+            compute_instances: compute_instances.map(|ci| ComputeInstanceStatus { id: ci.id, uuid: ci.uuid }).collect(),
+            claim_uid: explanation(address, instance, profiles, claims).map(|claim| claim.uid.clone()),
+        }))
+    });
+    let mut instances = instances.collect::<Result<Vec<_>, _>>()?;
+    instances.sort_by_key(|instance| instance.id);
+    Ok(instances)
+}
+
+/// The claim that an instance was carved for. While it is being carved its id is not in the journal yet, but its name is.
+fn explanation<'a>(
+    address: PciAddress,
+    instance: GpuInstance,
+    profiles: &[Profile],
+    claims: &'a [PreparedClaim],
+) -> Option<&'a PreparedClaim> {
+    let carved = claims.iter().find(|claim| {
+        claim.partitions.iter().any(|partition| (partition.gpu, partition.gpu_instance) == (address, instance.id))
+    });
+    carved.or_else(|| {
+        let profile = profiles.iter().find(|profile| profile.id == instance.profile_id)?;
+        let name = DeviceName::partition(address, profile, instance.placement).to_string();
+        claims.iter().find(|claim| claim.devices.contains(&name))
+    })
+}
+
+fn status(reading: Reading, switchable: bool) -> MigStatus {
+    let mode = |mode| match mode {
+        kerf_nvml::MigMode::Disabled => MigMode::Disabled,
+        kerf_nvml::MigMode::Enabled => MigMode::Enabled,
+    };
+    MigStatus {
+        current: mode(reading.modes.current),
+        pending: mode(reading.modes.pending),
+        switchable,
+        profiles: reading.profiles.unwrap_or_default().into_iter().map(profile).collect(),
+        instances: reading.instances,
+    }
+}
+
+fn profile(profile: Profile) -> MigProfile {
+    let Profile { id, name, compute_slices, memory_mib, engines, max_instances, placements } = profile;
+    MigProfile {
+        id,
+        name,
+        compute_slices,
+        memory_mib,
+        multiprocessors: engines.multiprocessors,
+        copy_engines: engines.copy_engines,
+        decoders: engines.decoders,
+        encoders: engines.encoders,
+        jpeg_engines: engines.jpeg_engines,
+        ofa_engines: engines.ofa_engines,
+        max_instances,
+        placements: placements
+            .into_iter()
+            .map(|placement| MigPlacement { start: placement.start, size: placement.size })
+            .collect(),
+    }
+}

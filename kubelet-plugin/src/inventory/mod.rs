@@ -1,0 +1,122 @@
+//! What the node has, and what may be offered of it.
+//!
+//! [`read`] asks NVML and the kernel, GPU by GPU: what fails on one is written into its entry and never touches another.
+//! What may be offered of a GPU is decided by pure rules over what was read. [`watch()`] repeats the reading.
+
+mod attributes;
+mod gpu;
+mod host;
+mod offer;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use std::collections::BTreeMap;
+
+use kerf_api::GpuNodeStatus;
+use kerf_nvml::Nvml;
+
+pub use host::{Host, boot_id};
+pub use watch::{Watcher, watch};
+
+use crate::engine::{DeviceName, PreparedClaim};
+
+/// Reason of a GPU of which something essential cannot be read.
+pub const UNREADABLE: &str = "Unreadable";
+/// Reason of a GPU whose MIG mode changes at the next reset.
+pub const MIG_MODE_PENDING: &str = "MigModePending";
+/// Reason of a GPU with an instance that no claim explains.
+pub const FOREIGN_INSTANCE: &str = "ForeignInstance";
+/// Reason of a GPU whose MIG profiles NVML does not tell.
+pub const PROFILES_UNREADABLE: &str = "ProfilesUnreadable";
+
+/// A reading of the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// For the GpuNode, but for what the kubelet thinks of the plugin.
+    pub status: GpuNodeStatus,
+    /// The devices that claims hold here.
+    pub held: Vec<HeldDevice>,
+    /// Whether NVML is to be opened anew before the next reading: it failed on something, and a lost GPU or a reloaded
+    /// driver is seen again only by a new session.
+    pub suspect: bool,
+}
+
+/// A device that a claim holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldDevice {
+    /// Name of the device.
+    pub name: String,
+    /// Name of its GPU.
+    pub gpu: String,
+}
+
+/// Gives the claims that hold devices at the time of asking, or says why they cannot be known.
+pub type Holding<'a> = dyn Fn() -> Result<Vec<PreparedClaim>, String> + 'a;
+
+/// Reads the node.
+pub fn read(nvml: &dyn Nvml, host: &Host, holding: &Holding<'_>) -> Inventory {
+    let claims = match holding() {
+        Ok(claims) => claims,
+        Err(error) => return nothing(host, format!("nothing is offered: {error}")),
+    };
+    let names = claims.iter().flat_map(|claim| &claim.devices);
+    let held = names
+        .filter_map(|name| name.parse::<DeviceName>().ok())
+        .map(|device| HeldDevice { name: device.to_string(), gpu: DeviceName::whole(device.gpu()).to_string() })
+        .collect();
+    let (driver_version, cuda, count) = match (nvml.driver_version(), nvml.cuda_driver_version(), nvml.gpu_count()) {
+        (Ok(driver_version), Ok(cuda), Ok(count)) => (driver_version, cuda, count),
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
+            let nothing = nothing(host, format!("nothing is offered, the NVIDIA driver does not answer: {error}"));
+            return Inventory { held, suspect: true, ..nothing };
+        }
+    };
+    let common = attributes::common(&driver_version, cuda);
+
+    let mut gpus = BTreeMap::new();
+    let mut nameless = Vec::new();
+    for index in 0..count {
+        match nvml.gpu(index).and_then(|gpu| Ok((gpu, nvml.pci_address(gpu)?))) {
+            Ok((gpu, address)) => {
+                gpus.insert(address, gpu::read(nvml, gpu, address, host, &common, &claims, holding));
+            }
+            Err(error) => nameless.push(format!("GPU index {index} cannot be opened: {error}")),
+        }
+    }
+    // NVML gives no address for a GPU that it cannot open. The kernel module knows all of its GPUs.
+    let missing: Vec<_> = host.driver_gpus().into_iter().filter(|address| !gpus.contains_key(address)).collect();
+    let why = if nameless.is_empty() { "NVML does not list it".to_owned() } else { nameless.join("; ") };
+    if missing.len() >= nameless.len() {
+        nameless.clear();
+    }
+    gpus.extend(missing.into_iter().map(|address| (address, gpu::unreadable(address, &why))));
+    if gpus.is_empty() && nameless.is_empty() {
+        nameless.push("the NVIDIA driver finds no GPU on this node".to_owned());
+    }
+
+    let gpus: Vec<_> = gpus.into_values().collect();
+    let unreadable = |gpu: &kerf_api::Gpu| gpu.withheld.as_ref().is_some_and(|withheld| withheld.reason == UNREADABLE);
+    let suspect = !nameless.is_empty() || gpus.iter().any(unreadable);
+    let status = GpuNodeStatus {
+        driver_name: host.driver_name.clone(),
+        boot_id: host.boot_id.clone(),
+        driver_version: Some(driver_version),
+        cuda_driver_version: Some(format!("{}.{}", cuda.major, cuda.minor)),
+        message: Some(nameless.join("; ")).filter(|message| !message.is_empty()),
+        gpus,
+        ..GpuNodeStatus::default()
+    };
+    Inventory { status, held, suspect }
+}
+
+/// What there is to say of a node whose GPUs are out of reach.
+pub fn nothing(host: &Host, why: String) -> Inventory {
+    let status = GpuNodeStatus {
+        driver_name: host.driver_name.clone(),
+        boot_id: host.boot_id.clone(),
+        message: Some(why),
+        ..GpuNodeStatus::default()
+    };
+    Inventory { status, ..Inventory::default() }
+}
