@@ -1,0 +1,136 @@
+//! Keeps the GpuNode of this node as the plugin knows it.
+//!
+//! Architecture invariant: nothing waits for this. Prepare works while the API server does not take a status.
+
+use std::time::Duration;
+
+use kerf_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, names};
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::{Api, Client, Resource as _, ResourceExt as _};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::backoff::Backoff;
+use crate::inventory::Inventory;
+use crate::node::{self, NodeError};
+use crate::registration::KubeletVerdict;
+
+/// How often the object is compared with what it should be, in case somebody changed or deleted it. Reading costs the
+/// API server little; nothing is written when it is as it should be.
+const COMPARE: Duration = Duration::from_secs(60);
+
+/// How long a starting plugin waits for the kubelet before it writes that it is not registered. A plugin that restarts
+/// is registered again within a second or so, and the status that its predecessor left is right until then.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// The first wait after a failure, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Writes until `shutdown`.
+pub async fn publish(
+    client: Client,
+    node_name: &str,
+    mut inventory: watch::Receiver<Option<Inventory>>,
+    mut verdict: watch::Receiver<KubeletVerdict>,
+    shutdown: CancellationToken,
+) {
+    let work = async {
+        if inventory.wait_for(Option::is_some).await.is_err() {
+            return;
+        }
+        let heard = verdict.wait_for(|verdict| *verdict != KubeletVerdict::Unknown);
+        // Either way the verdict is read below.
+        let _ = tokio::time::timeout(GRACE, heard).await;
+        let mut backoff = Backoff::new(RETRY.0, RETRY.1);
+        loop {
+            let status = match inventory.borrow_and_update().as_ref() {
+                Some(inventory) => status(inventory, &verdict.borrow_and_update()),
+                None => return,
+            };
+            let wait = match write(&client, node_name, &status).await {
+                Ok(()) => {
+                    backoff.succeeded();
+                    COMPARE
+                }
+                Err(error) => {
+                    let wait = backoff.failed();
+                    tracing::warn!(error = &error as &dyn std::error::Error, ?wait, "GpuNode not written");
+                    wait
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                Ok(()) = inventory.changed() => {}
+                Ok(()) = verdict.changed() => {}
+            }
+        }
+    };
+    tokio::select! {
+        () = work => {}
+        () = shutdown.cancelled() => {}
+    }
+}
+
+/// What the GpuNode should say.
+fn status(inventory: &Inventory, verdict: &KubeletVerdict) -> GpuNodeStatus {
+    let mut status = inventory.status.clone();
+    status.registered = *verdict == KubeletVerdict::Registered;
+    if let KubeletVerdict::Refused(why) = verdict {
+        let refused = format!("the kubelet refuses the plugin: {why}");
+        status.message = Some(status.message.map_or(refused.clone(), |message| format!("{refused}; {message}")));
+    }
+    status
+}
+
+/// Creates the GpuNode where there is none, and writes its status where it differs.
+async fn write(client: &Client, node_name: &str, status: &GpuNodeStatus) -> Result<(), NodeError> {
+    let api: Api<GpuNode> = Api::all(client.clone());
+    let found = match node::within(api.get_opt(node_name), "the GpuNode cannot be read").await? {
+        Some(found) => found,
+        None => {
+            let metadata = ObjectMeta {
+                name: Some(node_name.to_owned()),
+                owner_references: Some(vec![node::owner(client, node_name).await?]),
+                ..ObjectMeta::default()
+            };
+            let gpu_node = GpuNode { metadata, spec: GpuNodeSpec {}, status: None };
+            let params = PostParams::default();
+            node::within(api.create(&params, &gpu_node), "the GpuNode cannot be created, are kerf's CRDs installed?")
+                .await?
+        }
+    };
+    if found.status.as_ref() == Some(status) {
+        return Ok(());
+    }
+    let patch = Patch::Apply(json!({
+        "apiVersion": GpuNode::api_version(&()),
+        "kind": GpuNode::kind(&()),
+        // Not the object of a node that was deleted and came back meanwhile.
+        "metadata": {"uid": found.uid()},
+        "status": status,
+    }));
+    let params = PatchParams::apply(names::KUBELET_PLUGIN).force();
+    node::within(api.patch_status(node_name, &params, &patch), "the status of the GpuNode cannot be written").await?;
+    tracing::info!(gpus = status.gpus.len(), registered = status.registered, "GpuNode written");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kubelets_verdict_is_in_the_status() {
+        let broken = GpuNodeStatus { message: Some("no GPU".into()), ..GpuNodeStatus::default() };
+        let broken = Inventory { status: broken, ..Inventory::default() };
+
+        let unknown = status(&broken, &KubeletVerdict::Unknown);
+        assert_eq!((unknown.registered, unknown.message.as_deref()), (false, Some("no GPU")));
+        assert!(status(&broken, &KubeletVerdict::Registered).registered);
+
+        let refused = status(&broken, &KubeletVerdict::Refused("bad name".into()));
+        assert!(!refused.registered);
+        assert_eq!(refused.message.as_deref(), Some("the kubelet refuses the plugin: bad name; no GPU"));
+    }
+}

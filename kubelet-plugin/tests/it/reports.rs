@@ -1,0 +1,198 @@
+//! What the plugin writes to the API server, and above all when it writes nothing.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kerf_api::{GpuNodeStatus, names};
+use kerf_kubelet_plugin::claim::ClaimRef;
+use kerf_kubelet_plugin::inventory::Inventory;
+use kerf_kubelet_plugin::lease::{self, Holder};
+use kerf_kubelet_plugin::registration::KubeletVerdict;
+use kerf_kubelet_plugin::{events, node_status};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::api_server::ApiServer;
+
+const GPU_NODE: &str = "/apis/kerf.dev/v1alpha1/gpunodes/node-1";
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kerf-system/leases/kubelet-plugin-node-1";
+
+fn server_with_node() -> ApiServer {
+    let api = ApiServer::default();
+    api.put("/api/v1/nodes/node-1", json!({"metadata": {"name": "node-1", "uid": "node-uid"}}));
+    api
+}
+
+/// Waits, in paused time, until a condition holds.
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(600);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}: never");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+struct Publishing {
+    api: ApiServer,
+    inventory: watch::Sender<Option<Inventory>>,
+    verdict: watch::Sender<KubeletVerdict>,
+}
+
+fn publish(api: ApiServer) -> Publishing {
+    let (inventory, inventories) = watch::channel(None);
+    let (verdict, verdicts) = watch::channel(KubeletVerdict::Unknown);
+    let client = api.client();
+    tokio::spawn(async move {
+        node_status::publish(client, "node-1", inventories, verdicts, CancellationToken::new()).await;
+    });
+    Publishing { api, inventory, verdict }
+}
+
+impl Publishing {
+    fn found(&self, driver_version: &str) {
+        let status = GpuNodeStatus { driver_version: Some(driver_version.into()), ..GpuNodeStatus::default() };
+        self.inventory.send_replace(Some(Inventory { status, ..Inventory::default() }));
+    }
+
+    fn status(&self) -> Value {
+        self.api.get(GPU_NODE).map_or(Value::Null, |object| object["status"].clone())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_gpu_node_is_made_and_then_written_on_change_only() {
+    let node = publish(server_with_node());
+    node.found("535.261.03");
+    node.verdict.send_replace(KubeletVerdict::Registered);
+    until("written", || node.status()["registered"] == true).await;
+    let object = node.api.get(GPU_NODE).unwrap();
+    assert_eq!(object["metadata"]["ownerReferences"][0]["uid"], "node-uid", "it goes with the node");
+    assert_eq!(object["status"]["driverVersion"], "535.261.03");
+    let writes = node.api.writes().len();
+    assert_eq!(writes, 2, "create, status");
+
+    node.found("535.261.03");
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(node.api.writes().len(), writes, "a quiet node writes nothing");
+
+    node.found("570.86.15");
+    until("changed", || node.status()["driverVersion"] == "570.86.15").await;
+    assert_eq!(node.api.writes().len(), writes + 1);
+
+    node.api.remove(GPU_NODE);
+    until("made again", || node.status()["registered"] == true).await;
+}
+
+/// The status that the predecessor left is right until the kubelet has had a chance to say something.
+#[tokio::test(start_paused = true)]
+async fn a_restart_of_the_plugin_writes_nothing() {
+    let api = server_with_node();
+    let status =
+        GpuNodeStatus { registered: true, driver_version: Some("535.261.03".into()), ..GpuNodeStatus::default() };
+    api.put(GPU_NODE, json!({"metadata": {"name": "node-1", "uid": "u"}, "spec": {}, "status": status}));
+    let node = publish(api);
+    node.found("535.261.03");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    node.verdict.send_replace(KubeletVerdict::Registered);
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(node.api.writes(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unregistered_plugin_says_so_in_the_end() {
+    let node = publish(server_with_node());
+    node.found("535.261.03");
+    until("written", || node.status()["registered"] == false).await;
+    node.verdict.send_replace(KubeletVerdict::Refused("duplicate endpoint".into()));
+    until("said", || node.status()["message"] == "the kubelet refuses the plugin: duplicate endpoint").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failing_api_server_is_tried_again() {
+    let api = server_with_node();
+    api.set_failing(true);
+    let node = publish(api);
+    node.found("535.261.03");
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    node.api.set_failing(false);
+    until("written", || node.status()["driverVersion"] == "535.261.03").await;
+}
+
+fn hold(api: &ApiServer, identity: &str, since: Timestamp) -> (CancellationToken, JoinHandle<()>) {
+    let shutdown = CancellationToken::new();
+    let (client, until) = (api.client(), shutdown.clone());
+    let holder = Holder { identity: identity.into(), since };
+    let task = tokio::spawn(async move { lease::hold(client, names::NAMESPACE, "node-1", holder, until).await });
+    (shutdown, task)
+}
+
+fn holder(api: &ApiServer) -> Value {
+    api.get(LEASE).map_or(Value::Null, |lease| lease["spec"]["holderIdentity"].clone())
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_is_renewed_and_released() {
+    let api = server_with_node();
+    let (shutdown, task) = hold(&api, "one", Timestamp::now());
+    until("taken", || holder(&api) == "one").await;
+    let lease = api.get(LEASE).unwrap();
+    assert_eq!(lease["spec"]["leaseDurationSeconds"], 30);
+    assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], "node-uid");
+
+    tokio::time::sleep(Duration::from_secs(95)).await;
+    assert_eq!(api.writes().len(), 10, "one every 10 s");
+
+    api.remove(LEASE);
+    until("made again", || holder(&api) == "one").await;
+
+    shutdown.cancel();
+    task.await.unwrap();
+    assert_eq!(holder(&api), Value::Null);
+    assert_eq!(api.get(LEASE).unwrap()["spec"]["leaseDurationSeconds"], 1);
+}
+
+/// In a rolling update the successor starts while the predecessor still runs, and must not lose its lease to it.
+#[tokio::test(start_paused = true)]
+async fn the_lease_passes_to_the_successor() {
+    let api = server_with_node();
+    let start = Timestamp::now();
+    let (old_shutdown, old) = hold(&api, "old", start);
+    until("taken", || holder(&api) == "old").await;
+    let (_shutdown, _new) = hold(&api, "new", start + Duration::from_secs(1));
+    until("passed on", || holder(&api) == "new").await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(holder(&api), "new", "the old one stands back");
+    old_shutdown.cancel();
+    old.await.unwrap();
+    assert_eq!(holder(&api), "new", "and releases nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_same_event_is_counted_and_not_repeated() {
+    let api = server_with_node();
+    let (events, writer) = events::channel("node-1");
+    tokio::spawn(writer.run(api.client()));
+    let claim = ClaimRef { uid: "u".into(), namespace: "team".into(), name: "slice".into() };
+    for _ in 0..20 {
+        events.claim_not_released(&claim, "in use by process 42");
+    }
+    let stored = || api.list("/api/v1/namespaces/team/events/");
+    until("written", || !stored().is_empty()).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(api.writes().len(), 1);
+
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    events.claim_not_released(&claim, "in use by process 42");
+    until("counted", || stored()[0]["count"] == 21).await;
+    assert_eq!((api.writes().len(), stored().len()), (2, 1));
+
+    events.claim_not_released(&claim, "in use by process 43");
+    events.node("MigModePending", "gpu-3b-00-0: reset it");
+    until("both written", || stored().len() == 2 && !api.list("/api/v1/namespaces/default/events/").is_empty()).await;
+    let node = &api.list("/api/v1/namespaces/default/events/")[0];
+    assert_eq!((&node["involvedObject"]["kind"], &node["involvedObject"]["uid"]), (&json!("Node"), &json!("node-1")));
+    assert_eq!((&node["type"], &node["source"]["component"]), (&json!("Warning"), &json!("kerf-kubelet-plugin")));
+}
