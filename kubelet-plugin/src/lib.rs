@@ -1,1 +1,34 @@
-//! placeholder
+//! The node's part of kerf: finds GPUs, carves MIG instances when claims are prepared, removes them when pods end.
+//!
+//! * [`engine`] does the work on the GPUs: prepare and unprepare, the journal, the locks.
+//! * [`driver`] holds the NVIDIA driver's library and the engine over it, and opens both anew after a driver reload.
+//! * [`inventory`] reads what the node has, and decides what may be offered of it.
+//! * [`registration`], [`dra`] and [`health`] are the services the kubelet calls; [`claim`] checks what it asks for.
+//! * [`node_status`], [`lease`] and [`events`] are what the plugin tells the API server.
+//! * [`run`] wires them.
+//!
+//! Architecture invariant: the plugin never writes a ResourceSlice or a claim. What it knows goes into its GpuNode, and
+//! the controller alone publishes devices: a stolen node identity cannot offer devices elsewhere.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod backoff;
+pub mod claim;
+pub mod dra;
+pub mod driver;
+pub mod engine;
+pub mod events;
+pub mod health;
+pub mod inventory;
+pub mod lease;
+mod node;
+pub mod node_status;
+pub mod paths;
+pub mod registration;
+mod run;
+pub mod socket;
+mod telemetry;
+
+pub use args::{Args, LogFormat};
+pub use run::run;

@@ -1,0 +1,78 @@
+//! The program's arguments.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use kerf_api::names;
+
+/// Offers this node's NVIDIA GPUs to Kubernetes, and carves MIG instances out of them when pods need them.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "kerf-kubelet-plugin", version)]
+pub struct Args {
+    /// Name of this node in Kubernetes.
+    #[arg(long, env = "KERF_NODE_NAME")]
+    pub node_name: String,
+
+    /// Name of the DRA driver to serve.
+    #[arg(long, env = "KERF_DRIVER_NAME", default_value = names::DRIVER_NAME)]
+    pub driver_name: String,
+
+    /// Where the NVIDIA driver is, as this program sees it [default: the first that holds one of /run/nvidia/driver,
+    /// /home/kubernetes/bin/nvidia, /].
+    #[arg(long, env = "KERF_DRIVER_ROOT")]
+    pub driver_root: Option<PathBuf>,
+
+    /// Where the NVIDIA driver is, as the container runtime sees it [default: the driver root].
+    #[arg(long, env = "KERF_HOST_DRIVER_ROOT")]
+    pub host_driver_root: Option<PathBuf>,
+
+    /// The kubelet's root directory.
+    #[arg(long, env = "KERF_KUBELET_ROOT", default_value = "/var/lib/kubelet")]
+    pub kubelet_root: PathBuf,
+
+    /// Where the container runtime reads CDI specifications.
+    #[arg(long, env = "KERF_CDI_ROOT", default_value = "/var/run/cdi")]
+    pub cdi_root: PathBuf,
+
+    /// Namespace of this program's lease.
+    #[arg(long, env = "KERF_NAMESPACE", default_value = names::NAMESPACE)]
+    pub namespace: String,
+
+    /// How to reach the API server [default: the pod's service account].
+    #[arg(long, env = "KERF_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Form of the log on standard error. What is logged is chosen by RUST_LOG.
+    #[arg(long, env = "KERF_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn arguments_are_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_can_come_from_the_environment() {
+        for argument in Args::command().get_arguments().filter(|argument| argument.get_id() != "help") {
+            let flag = argument.get_long().unwrap();
+            let env = argument.get_env().map(|env| env.to_string_lossy().into_owned());
+            assert_eq!(env, Some(format!("KERF_{}", flag.replace('-', "_").to_uppercase())), "--{flag}");
+        }
+    }
+}

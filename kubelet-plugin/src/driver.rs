@@ -1,0 +1,171 @@
+//! The NVIDIA driver as the plugin holds it: its library, and the engine over it.
+//!
+//! Both are opened when they are first needed and kept, as a session: opening NVML takes of the order of a second on real
+//! hardware, which no pod should wait for. A session sees neither a reloaded driver nor a GPU that came back after a reset,
+//! so one that failed on anything is closed as soon as nobody uses it, and the next call opens another. NVML counts how
+//! often it was initialised within a process, and two sessions at a time would be one to it; that is why a session in use
+//! is left alone.
+//!
+//! Journal and locks are on disk, so nothing is lost with a session.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use kerf_nvml::{DriverRoot, DriverRootError, Library, Nvml};
+use tokio::sync::Notify;
+
+use crate::dra::Carver;
+use crate::engine::{Claim, Engine, OpenError, PreparedDevice, Settings};
+use crate::events::Events;
+use crate::inventory::{self, Host, Inventory};
+use crate::paths::Paths;
+
+/// Where the driver is.
+#[derive(Clone, Debug, Default)]
+pub struct DriverFiles {
+    /// As this program sees it; looked for in the usual places when not given.
+    pub driver_root: Option<PathBuf>,
+    /// As the container runtime sees it; the same when not given.
+    pub host_driver_root: Option<PathBuf>,
+}
+
+/// The driver of this node, opened on demand.
+pub struct Driver {
+    files: DriverFiles,
+    driver_name: String,
+    boot_id: String,
+    paths: Paths,
+    session: Mutex<Option<Arc<Session>>>,
+    events: Events,
+    /// Told after every prepare and unprepare.
+    changed: Arc<Notify>,
+}
+
+struct Session {
+    nvml: Arc<dyn Nvml>,
+    engine: Engine,
+    root: DriverRoot,
+}
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// No driver is found.
+    #[error(transparent)]
+    Root(#[from] DriverRootError),
+    /// NVML cannot be loaded or does not start.
+    #[error(transparent)]
+    Library(#[from] kerf_nvml::OpenError),
+    /// The engine's files cannot be used.
+    #[error(transparent)]
+    Engine(#[from] OpenError),
+    /// A claim holds devices, and to take them back the driver is needed.
+    #[error(
+        "the claim's devices cannot be taken back without the NVIDIA driver, the kubelet tries again by itself: {0}"
+    )]
+    StillHeld(Box<DriverError>),
+}
+
+impl Driver {
+    /// Nothing is opened yet. `changed` is told when a claim was prepared or released.
+    pub fn new(files: DriverFiles, driver_name: &str, paths: &Paths, events: Events, changed: Arc<Notify>) -> Driver {
+        Driver {
+            files,
+            driver_name: driver_name.to_owned(),
+            boot_id: inventory::boot_id(),
+            paths: paths.clone(),
+            session: Mutex::default(),
+            events,
+            changed,
+        }
+    }
+
+    /// Reads the node. Blocks.
+    pub fn read_inventory(&self) -> Inventory {
+        let host =
+            |driver_root| Host { driver_name: self.driver_name.clone(), boot_id: self.boot_id.clone(), driver_root };
+        let session = match self.session() {
+            Ok(session) => session,
+            Err(error) => return inventory::nothing(&host(None), format!("nothing is offered: {error}")),
+        };
+        let holding = || session.engine.prepared_claims().map_err(|error| error.to_string());
+        let inventory = inventory::read(&*session.nvml, &host(Some(session.root.clone())), &holding);
+        for set_aside in session.engine.take_set_aside() {
+            let message = format!(
+                "the journal of claim {} was damaged ({}) and lies now at {}; what can be known of the claim is taken from \
+                 its CDI file",
+                set_aside.claim_uid,
+                set_aside.reason,
+                set_aside.path.display()
+            );
+            tracing::error!(message, "journal damaged");
+            self.events.node("JournalDamaged", &message);
+        }
+        drop(session);
+        if inventory.suspect {
+            self.close_unless_in_use();
+        }
+        inventory
+    }
+
+    /// The session, opened if there is none. Callers wait for each other while one opens it.
+    fn session(&self) -> Result<Arc<Session>, DriverError> {
+        let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = &*session {
+            return Ok(Arc::clone(session));
+        }
+        let opened = Arc::new(self.open()?);
+        Ok(Arc::clone(session.insert(opened)))
+    }
+
+    fn open(&self) -> Result<Session, DriverError> {
+        let root = match &self.files.driver_root {
+            Some(root) => DriverRoot::at(root),
+            None => DriverRoot::detect(DriverRoot::CANDIDATES)?,
+        };
+        let nvml: Arc<dyn Nvml> = Arc::new(Library::open(&root)?);
+        let host_driver_root = self.files.host_driver_root.clone().unwrap_or_else(|| root.path().to_owned());
+        let settings = Settings {
+            driver_root: root.clone(),
+            host_driver_root,
+            claims: self.paths.claims.clone(),
+            locks: self.paths.locks.clone(),
+            cdi: self.paths.cdi.clone(),
+            boot_id: self.boot_id.clone(),
+        };
+        let engine = Engine::open(Arc::clone(&nvml), settings)?;
+        tracing::info!(driver_root = %root.path().display(), "NVIDIA driver opened");
+        Ok(Session { nvml, engine, root })
+    }
+
+    fn close_unless_in_use(&self) {
+        let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nobody can get at it while the mutex is held, so a count of one stays one.
+        if session.as_ref().is_some_and(|session| Arc::strong_count(session) == 1) {
+            tracing::info!("NVIDIA driver closed, to be opened anew");
+            *session = None;
+        }
+    }
+}
+
+impl Carver for Driver {
+    fn prepare(&self, claim: &Claim, deadline: Instant) -> Result<Vec<PreparedDevice>, Box<dyn Error + Send + Sync>> {
+        let prepared = self.session()?.engine.prepare(claim, deadline);
+        self.changed.notify_one();
+        Ok(prepared?)
+    }
+
+    /// Without a driver only what was never prepared can be released.
+    fn unprepare(&self, uid: &str, deadline: Instant) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let session = match self.session() {
+            Ok(session) => session,
+            Err(_) if !self.paths.claims.join(format!("{uid}.json")).exists() => return Ok(()),
+            Err(error) => return Err(DriverError::StillHeld(Box::new(error)).into()),
+        };
+        let released = session.engine.unprepare(uid, deadline);
+        self.changed.notify_one();
+        Ok(released?)
+    }
+}
