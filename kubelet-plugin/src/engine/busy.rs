@@ -1,0 +1,32 @@
+//! Who is in the way when NVML says "in use by another client".
+
+use std::fs;
+
+use kerf_nvml::{Gpu, Nvml};
+
+/// Names the processes on a GPU, or on one of its instances, for a person: `process 4711 (python3)`.
+///
+/// NVML does not see every client: field reports of "in use" without a visible process exist, mostly with monitoring
+/// agents that hold handles (github.com/NVIDIA/DCGM issue 276).
+pub(super) fn users(nvml: &dyn Nvml, gpu: Gpu, gpu_instance: Option<u32>) -> String {
+    let processes = nvml.processes(gpu).unwrap_or_default();
+    let mut names: Vec<String> = processes
+        .iter()
+        .filter(|process| gpu_instance.is_none() || process.gpu_instance == gpu_instance)
+        .map(|process| describe(process.pid))
+        .collect();
+    names.dedup();
+    if names.is_empty() {
+        "a client that NVML does not name, such as a monitoring agent".to_owned()
+    } else {
+        names.join(", ")
+    }
+}
+
+fn describe(pid: u32) -> String {
+    // The host's process ids are seen only with `hostPID`; otherwise the number has to do.
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("process {pid} ({})", name.trim()),
+        Err(_) => format!("process {pid}"),
+    }
+}

@@ -1,0 +1,192 @@
+//! One partition: a GPU instance at its place with one compute instance over all of it, made or removed.
+
+use kerf_mig::Placement;
+use kerf_nvml::{Code, ComputeInstance, Error, GpuInstance};
+
+use super::errors::ReleaseError;
+use super::gpu::LiveGpu;
+use super::record::{PartitionState, Phase};
+use super::{DeviceName, Engine, GpuError, Ledger, PrepareError, Step, busy};
+
+/// A partition that is in place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Carved {
+    pub(super) gpu_instance: u32,
+    pub(super) compute_instance: u32,
+}
+
+impl PrepareError {
+    pub(super) fn foreign(device: &DeviceName, stranger: &GpuInstance) -> PrepareError {
+        let Placement { start, size } = stranger.placement;
+        let last = start + size.saturating_sub(1);
+        PrepareError::Foreign { device: device.clone(), instance: stranger.id, first: start, last }
+    }
+}
+
+impl Engine {
+    /// Sees to it that partition `index` of the record is on the GPU, which is in MIG mode and locked.
+    pub(super) fn carve(
+        &self,
+        gpu: &LiveGpu,
+        ledger: &mut Ledger<'_>,
+        index: usize,
+        compute_slices: u32,
+    ) -> Result<Carved, PrepareError> {
+        let gpu_instance = match self.own_instance(gpu, ledger, index)? {
+            Some(gpu_instance) => gpu_instance,
+            None => self.create_gpu_instance(gpu, ledger, index)?,
+        };
+        let compute = self.ensure_compute_instance(gpu, ledger, index, gpu_instance, compute_slices)?;
+        Ok(Carved { gpu_instance, compute_instance: compute.id })
+    }
+
+    /// The live instance that the journal explains as this partition. Anything else in its place is refused.
+    fn own_instance(&self, gpu: &LiveGpu, ledger: &mut Ledger<'_>, index: usize) -> Result<Option<u32>, PrepareError> {
+        let partition = &mut ledger.record.partitions[index];
+        let live = self.live_instances(gpu)?;
+        let in_place: Vec<_> = live.iter().filter(|live| live.placement.overlaps(partition.placement)).collect();
+        match in_place[..] {
+            [] => Ok(None),
+            [own] if partition.explains(own) => {
+                // One that was cut off before its id was known has never been given to anyone.
+                if partition.state == PartitionState::Carving && self.is_used(gpu, own.id)? {
+                    return Err(PrepareError::foreign(&partition.device, own));
+                }
+                partition.state = PartitionState::Carved;
+                partition.gpu_instance = Some(own.id);
+                Ok(Some(own.id))
+            }
+            [stranger, ..] => Err(PrepareError::foreign(&partition.device, stranger)),
+        }
+    }
+
+    fn create_gpu_instance(&self, gpu: &LiveGpu, ledger: &mut Ledger<'_>, index: usize) -> Result<u32, PrepareError> {
+        ledger.record.phase = Phase::Preparing;
+        let partition = &mut ledger.record.partitions[index];
+        partition.forget();
+        partition.state = PartitionState::Carving;
+        let (profile_id, placement) = (partition.profile_id, partition.placement);
+        let device = partition.device.clone();
+        ledger.save()?;
+        ledger.begun.push(device);
+        let created = self
+            .step(Step::CreateGpuInstance, || self.nvml.create_gpu_instance(gpu.handle, profile_id, placement))
+            .map_err(gpu.failed("create the GPU instance"))?;
+        let partition = &mut ledger.record.partitions[index];
+        partition.state = PartitionState::Carved;
+        partition.gpu_instance = Some(created.id);
+        ledger.save()?;
+        Ok(created.id)
+    }
+
+    /// The one compute instance of the claim's own GPU instance.
+    fn ensure_compute_instance(
+        &self,
+        gpu: &LiveGpu,
+        ledger: &mut Ledger<'_>,
+        index: usize,
+        gpu_instance: u32,
+        compute_slices: u32,
+    ) -> Result<ComputeInstance, PrepareError> {
+        let live =
+            self.nvml.compute_instances(gpu.handle, gpu_instance).map_err(gpu.failed("list the compute instances"))?;
+        let partition = &mut ledger.record.partitions[index];
+        let (compute, new) = match live[..] {
+            [] => {
+                ledger.record.phase = Phase::Preparing;
+                ledger.save()?;
+                let create = || self.nvml.create_compute_instance(gpu.handle, gpu_instance, compute_slices);
+                let created = self
+                    .step(Step::CreateComputeInstance, create)
+                    .map_err(gpu.failed("create the compute instance"))?;
+                (created, true)
+            }
+            // Its id need not be the journal's: a crash between creation and journal leaves none there.
+            [ref only] => (only.clone(), false),
+            _ => return Err(PrepareError::ForeignCompute { device: partition.device.clone(), instance: gpu_instance }),
+        };
+        let partition = &mut ledger.record.partitions[index];
+        partition.compute_instance = Some(compute.id);
+        partition.uuid = Some(compute.uuid.clone());
+        if new {
+            ledger.save()?;
+        }
+        Ok(compute)
+    }
+
+    /// A live instance at exactly this place, looked at and not touched.
+    pub(super) fn look(
+        &self,
+        gpu: &LiveGpu,
+        device: &DeviceName,
+        profile_id: u32,
+        placement: Placement,
+    ) -> Result<Carved, PrepareError> {
+        let not_carved = || PrepareError::NotCarved { device: device.clone() };
+        let wanted = |live: &&GpuInstance| live.profile_id == profile_id && live.placement == placement;
+        let instance = self.live_instances(gpu)?.iter().find(wanted).copied().ok_or_else(not_carved)?;
+        let compute =
+            self.nvml.compute_instances(gpu.handle, instance.id).map_err(gpu.failed("list the compute instances"))?;
+        let compute_instance = compute.first().ok_or_else(not_carved)?.id;
+        Ok(Carved { gpu_instance: instance.id, compute_instance })
+    }
+
+    /// Removes what is on the GPU of partition `index` and journals it. The GPU is locked. What is gone already is fine.
+    pub(super) fn release_partition(&self, ledger: &mut Ledger<'_>, index: usize) -> Result<(), ReleaseError> {
+        let partition = &ledger.record.partitions[index];
+        if partition.state == PartitionState::Planned {
+            return Ok(());
+        }
+        if let Some(gpu) = self.find_gpu_if_present(partition.device.gpu())? {
+            let live = self.live_instances(&gpu)?;
+            if let Some(own) = live.iter().find(|live| partition.explains(live)) {
+                let strange = partition.state == PartitionState::Carving && self.is_used(&gpu, own.id)?;
+                if !strange {
+                    self.destroy(&gpu, &partition.device, own.id)?;
+                }
+            }
+        }
+        ledger.record.partitions[index].forget();
+        ledger.save()?;
+        Ok(())
+    }
+
+    fn destroy(&self, gpu: &LiveGpu, device: &DeviceName, gpu_instance: u32) -> Result<(), ReleaseError> {
+        let busy = |instance: String| ReleaseError::Busy {
+            device: device.clone(),
+            instance,
+            users: busy::users(&*self.nvml, gpu.handle, Some(gpu_instance)),
+        };
+        let compute = match self.nvml.compute_instances(gpu.handle, gpu_instance) {
+            Err(error) if is_gone(error.code) => Vec::new(),
+            compute => compute.map_err(gpu.failed("list the compute instances"))?,
+        };
+        for ComputeInstance { id, .. } in compute {
+            let destroy = || self.nvml.destroy_compute_instance(gpu.handle, gpu_instance, id);
+            match self.step(Step::DestroyComputeInstance, destroy) {
+                Ok(()) => {}
+                Err(error) if is_gone(error.code) => {}
+                Err(Error { code: Code::InUse, .. }) => {
+                    return Err(busy(format!("compute instance {id} of GPU instance {gpu_instance}")));
+                }
+                Err(error) => return Err(gpu.failed("destroy the compute instance")(error).into()),
+            }
+        }
+        match self.step(Step::DestroyGpuInstance, || self.nvml.destroy_gpu_instance(gpu.handle, gpu_instance)) {
+            Ok(()) => Ok(()),
+            Err(error) if is_gone(error.code) => Ok(()),
+            Err(Error { code: Code::InUse, .. }) => Err(busy(format!("GPU instance {gpu_instance}"))),
+            Err(error) => Err(gpu.failed("destroy the GPU instance")(error).into()),
+        }
+    }
+
+    fn is_used(&self, gpu: &LiveGpu, gpu_instance: u32) -> Result<bool, GpuError> {
+        let processes = self.nvml.processes(gpu.handle).map_err(gpu.failed("list the processes"))?;
+        Ok(processes.iter().any(|process| process.gpu_instance == Some(gpu_instance)))
+    }
+}
+
+/// Nothing is there to destroy: NOT_FOUND, or NOT_SUPPORTED because MIG went off and took it along.
+fn is_gone(code: Code) -> bool {
+    matches!(code, Code::NotFound | Code::NotSupported)
+}

@@ -1,0 +1,89 @@
+//! What goes into the engine and what comes out.
+
+use std::path::PathBuf;
+
+use kerf_nvml::PciAddress;
+
+use super::DeviceName;
+
+/// A claim as the API server says it is allocated, reduced to this driver's devices on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// UID of the ResourceClaim: everything is keyed by it.
+    pub uid: String,
+    /// Its namespace, for messages.
+    pub namespace: String,
+    /// Its name, for messages.
+    pub name: String,
+    /// What it was allocated here, in the order of the allocation.
+    pub devices: Vec<AllocatedDevice>,
+}
+
+/// One result of an allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocatedDevice {
+    /// The base name of the request, without the subrequest part.
+    pub request: String,
+    /// The pool: the node's name.
+    pub pool: String,
+    /// The device's name, see [`DeviceName`].
+    pub device: String,
+    /// Which share of a shareable device; `None` for an unshared one.
+    pub share_id: Option<String>,
+    /// Whether the claim only looks: such a result holds nothing and never carves.
+    pub admin_access: bool,
+}
+
+/// What the kubelet is told about one result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PreparedDevice {
+    /// Base names of the requests it serves.
+    pub requests: Vec<String>,
+    /// As allocated.
+    pub pool: String,
+    /// As allocated.
+    pub device: String,
+    /// Fully qualified CDI names, the same at every repeat.
+    pub cdi_ids: Vec<String>,
+    /// As allocated.
+    pub share_id: Option<String>,
+}
+
+/// A claim that the journal knows on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PreparedClaim {
+    /// UID of the ResourceClaim.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Whether it is prepared whole; `false` while it is being prepared or released, or where either failed half-way.
+    pub complete: bool,
+    /// Names of the devices it was allocated.
+    pub devices: Vec<String>,
+    /// The instances that were carved for it and may be live.
+    pub partitions: Vec<PreparedPartition>,
+}
+
+/// An instance that was carved for a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PreparedPartition {
+    /// The device it is.
+    pub device: DeviceName,
+    /// The GPU it is on.
+    pub gpu: PciAddress,
+    /// Its GPU instance id.
+    pub gpu_instance: u32,
+}
+
+/// A journal file that could not be used and was moved out of the way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetAside {
+    /// UID of the claim it was about, from the file's name.
+    pub claim_uid: String,
+    /// Where it lies now, for a person to look at.
+    pub path: PathBuf,
+    /// What was wrong with it.
+    pub reason: String,
+}

@@ -1,0 +1,308 @@
+//! The journal: one file a claim, replaced atomically, never in the way.
+//!
+//! `<dir>/<claim uid>.json` is written beside itself (`<claim uid>.tmp`), synced, renamed and the directory synced: after
+//! a crash it is the old one or the new one. The claim's lock makes one writer a file, so leftovers of a crash are
+//! overwritten and the directory does not grow. A file that cannot be used is renamed to `<claim uid>.damaged`.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::Value;
+
+use super::SetAside;
+use super::record::{Record, VERSION};
+
+/// A journal directory.
+#[derive(Debug)]
+pub(super) struct Journal {
+    dir: PathBuf,
+    set_aside: Mutex<Vec<SetAside>>,
+}
+
+/// The journal could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {doing} {}: {error}; check that the disk is mounted, writable and not full", path.display())]
+pub struct JournalError {
+    doing: &'static str,
+    path: PathBuf,
+    error: io::Error,
+}
+
+impl JournalError {
+    fn new(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> JournalError {
+        let path = path.to_owned();
+        move |error| JournalError { doing, path, error }
+    }
+}
+
+impl Journal {
+    /// Makes the directory, closed to everyone but this user: it says who holds which GPU.
+    pub(super) fn open(dir: &Path) -> Result<Journal, JournalError> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .and_then(|()| fs::set_permissions(dir, Permissions::from_mode(0o700)))
+            .map_err(JournalError::new("make the journal directory", dir))?;
+        Ok(Journal { dir: dir.to_owned(), set_aside: Mutex::default() })
+    }
+
+    /// The record of a claim whose lock is held; `None` where there is none. A file that cannot be used is set aside.
+    pub(super) fn load(&self, uid: &str) -> Option<Record> {
+        self.read(uid).unwrap_or_else(|reason| {
+            self.put_aside(uid, reason);
+            None
+        })
+    }
+
+    /// Every record that can be used. Those of other claims may change meanwhile unless a GPU of theirs is locked; a
+    /// file that cannot be used is left to who locks its claim.
+    pub(super) fn load_all(&self) -> Result<Vec<Record>, JournalError> {
+        Ok(self.uids()?.iter().filter_map(|uid| self.read(uid).ok().flatten()).collect())
+    }
+
+    /// The claims whose file cannot be used.
+    pub(super) fn unusable(&self) -> Result<Vec<String>, JournalError> {
+        Ok(self.uids()?.into_iter().filter(|uid| self.read(uid).is_err()).collect())
+    }
+
+    fn uids(&self) -> Result<Vec<String>, JournalError> {
+        let failed = || JournalError::new("list the journal directory", &self.dir);
+        let mut uids = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(failed())? {
+            let name = entry.map_err(failed())?.file_name();
+            uids.extend(name.to_str().and_then(|name| name.strip_suffix(".json")).map(str::to_owned));
+        }
+        Ok(uids)
+    }
+
+    fn read(&self, uid: &str) -> Result<Option<Record>, String> {
+        match fs::read(self.path(uid)) {
+            Ok(bytes) => parse(uid, &bytes).map(Some),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Writes a claim's record.
+    pub(super) fn write(&self, record: &Record) -> Result<(), JournalError> {
+        let path = self.path(&record.claim.uid);
+        let temporary = self.temporary(&record.claim.uid);
+        let write = || {
+            let mut bytes = serde_json::to_vec_pretty(record)?;
+            bytes.push(b'\n');
+            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            fs::rename(&temporary, &path)?;
+            self.sync()
+        };
+        write().map_err(JournalError::new("write the claim's journal", &path))
+    }
+
+    /// Removes everything about a claim, also what was set aside.
+    pub(super) fn remove(&self, uid: &str) -> Result<(), JournalError> {
+        let mut removed = false;
+        for path in [self.temporary(uid), self.damaged(uid), self.path(uid)] {
+            match fs::remove_file(&path) {
+                Ok(()) => removed = true,
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(JournalError::new("remove", &path)(error)),
+            }
+        }
+        if removed { self.sync().map_err(JournalError::new("sync", &self.dir)) } else { Ok(()) }
+    }
+
+    /// The files that were set aside since this was last asked.
+    pub(super) fn take_set_aside(&self) -> Vec<SetAside> {
+        std::mem::take(&mut *self.set_aside.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn put_aside(&self, uid: &str, reason: String) {
+        let (path, aside) = (self.path(uid), self.damaged(uid));
+        match fs::rename(&path, &aside) {
+            Err(error) => tracing::error!(path = %path.display(), %error, "cannot set a damaged journal file aside"),
+            Ok(()) => tracing::error!(path = %aside.display(), reason, "journal file set aside"),
+        }
+        let set_aside = SetAside { claim_uid: uid.to_owned(), path: aside, reason };
+        let mut all = self.set_aside.lock().unwrap_or_else(PoisonError::into_inner);
+        if !all.contains(&set_aside) {
+            all.push(set_aside);
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        File::open(&self.dir)?.sync_all()
+    }
+
+    fn path(&self, uid: &str) -> PathBuf {
+        self.dir.join(format!("{uid}.json"))
+    }
+
+    fn temporary(&self, uid: &str) -> PathBuf {
+        self.dir.join(format!("{uid}.tmp"))
+    }
+
+    fn damaged(&self, uid: &str) -> PathBuf {
+        self.dir.join(format!("{uid}.damaged"))
+    }
+}
+
+/// Reads a record, or says why not.
+fn parse(uid: &str, bytes: &[u8]) -> Result<Record, String> {
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}"))?;
+    match value.get("version").and_then(Value::as_u64) {
+        None => return Err("it has no version".to_owned()),
+        Some(version) if version > VERSION => {
+            return Err(format!("version {version} is newer than this kubelet plugin, which reads up to {VERSION}"));
+        }
+        Some(_) => {}
+    }
+    let record: Record = serde_json::from_value(value).map_err(|error| format!("not a record of a claim: {error}"))?;
+    if record.claim.uid == uid { Ok(record) } else { Err(format!("it is about claim {}", record.claim.uid)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Claim, DeviceName};
+    use super::*;
+
+    fn record(uid: &str) -> Record {
+        let claim = Claim { uid: uid.into(), namespace: "default".into(), name: "claim".into(), devices: Vec::new() };
+        Record::new(&claim, "boot")
+    }
+
+    fn journal() -> (tempfile::TempDir, Journal) {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::open(&dir.path().join("claims")).unwrap();
+        (dir, journal)
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let (_dir, journal) = journal();
+        assert_eq!(journal.load("a"), None);
+        journal.write(&record("a")).unwrap();
+        journal.write(&record("b")).unwrap();
+        assert_eq!(journal.load("a"), Some(record("a")));
+        assert_eq!(journal.load_all().unwrap().len(), 2);
+        journal.remove("a").unwrap();
+        journal.remove("a").unwrap();
+        assert_eq!(journal.load_all().unwrap(), [record("b")]);
+        assert_eq!(journal.take_set_aside(), []);
+    }
+
+    #[test]
+    fn strangers_cannot_look() {
+        let (_dir, journal) = journal();
+        journal.write(&record("a")).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&journal.dir), 0o700);
+        assert_eq!(mode(&journal.path("a")), 0o600);
+    }
+
+    /// An older build rewrites what a newer one wrote without losing what it does not know.
+    #[test]
+    fn unknown_fields_survive_a_rewrite() {
+        let (_dir, journal) = journal();
+        let newer = serde_json::json!({
+            "version": 1, "bootId": "boot", "phase": "Prepared", "invented": {"a": [1]},
+            "claim": {"uid": "a", "namespace": "default", "name": "claim", "generation": 7},
+            "results": [{"request": "r", "pool": "n", "device": "gpu-3b-00-0-mig-1g10gb-4", "invented": 1}],
+            "partitions": [{"device": "gpu-3b-00-0-mig-1g10gb-4", "profileId": 19, "placement": {"start": 4, "size": 1},
+                "state": "Carved", "gpuInstance": 5, "mps": true}],
+        });
+        fs::write(journal.path("a"), newer.to_string()).unwrap();
+        let mut record = journal.load("a").unwrap();
+        let mut results = record.results.clone();
+        results.iter_mut().for_each(|result| result.extra.clear());
+        record.set_results(results);
+        record.adapt_to_boot("another boot");
+        journal.write(&record).unwrap();
+
+        let written: Value = serde_json::from_slice(&fs::read(journal.path("a")).unwrap()).unwrap();
+        assert_eq!(written["invented"]["a"][0], 1);
+        assert_eq!(written["claim"]["generation"], 7);
+        assert_eq!(written["results"][0]["invented"], 1);
+        assert_eq!(written["partitions"][0]["mps"], true);
+        assert_eq!(written["bootId"], "another boot");
+        assert_eq!(written["partitions"][0]["state"], "Planned");
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_set_aside() {
+        for (content, reason) in [
+            (&b""[..], "not JSON"),
+            (b"{\"version\":1,", "not JSON"),
+            (b"\xff\x00", "not JSON"),
+            (b"[]", "no version"),
+            (b"{\"version\":\"1\"}", "no version"),
+            (b"{\"version\":2}", "newer"),
+            (b"{\"version\":1}", "not a record"),
+        ] {
+            let (_dir, journal) = journal();
+            journal.write(&record("good")).unwrap();
+            fs::write(journal.path("bad"), content).unwrap();
+            assert_eq!(journal.load_all().unwrap(), [record("good")], "the others are there all the same");
+            assert_eq!(journal.unusable().unwrap(), ["bad"]);
+            assert_eq!(journal.take_set_aside(), [], "it is left to who locks the claim");
+            assert_eq!(journal.load("bad"), None);
+            let aside = journal.take_set_aside();
+            assert_eq!(aside.len(), 1);
+            assert_eq!(aside[0].claim_uid, "bad");
+            assert!(aside[0].reason.contains(reason), "{}", aside[0].reason);
+            assert_eq!(fs::read(&aside[0].path).unwrap(), content);
+            assert!(!journal.path("bad").exists());
+            assert_eq!(journal.unusable().unwrap(), [""; 0], "it is not looked at again");
+            assert_eq!(journal.take_set_aside(), []);
+            journal.remove("bad").unwrap();
+            assert!(!aside[0].path.exists(), "the claim's end removes it");
+        }
+    }
+
+    #[test]
+    fn a_record_under_another_claims_name_is_set_aside() {
+        let (_dir, journal) = journal();
+        journal.write(&record("a")).unwrap();
+        fs::rename(journal.path("a"), journal.path("b")).unwrap();
+        assert_eq!(journal.load("b"), None);
+        assert!(journal.take_set_aside()[0].reason.contains("about claim a"));
+    }
+
+    #[test]
+    fn a_full_disk_leaves_the_old_record() {
+        let (_dir, journal) = journal();
+        journal.write(&record("a")).unwrap();
+        // A directory in the temporary file's place fails the write as any disk error would.
+        fs::create_dir(journal.temporary("a")).unwrap();
+        let mut changed = record("a");
+        changed.boot_id = "other".into();
+        let error = journal.write(&changed).unwrap_err().to_string();
+        assert!(error.contains("cannot write the claim's journal"), "{error}");
+        assert_eq!(journal.load("a"), Some(record("a")));
+    }
+
+    #[test]
+    fn placement_and_id_explain_an_instance() {
+        use super::super::record::{PartitionRecord, PartitionState};
+        use kerf_mig::Placement;
+        use kerf_nvml::GpuInstance;
+
+        let device: DeviceName = "gpu-3b-00-0-mig-1g10gb-4".parse().unwrap();
+        let mut partition = PartitionRecord::planned(device, 19, Placement { start: 4, size: 1 });
+        let live = GpuInstance { id: 5, profile_id: 19, placement: Placement { start: 4, size: 1 } };
+        assert!(!partition.explains(&live), "nothing was begun");
+        partition.state = PartitionState::Carving;
+        assert!(partition.explains(&live), "cut off between creation and journal");
+        partition.state = PartitionState::Carved;
+        partition.gpu_instance = Some(5);
+        assert!(partition.explains(&live));
+        assert!(!partition.explains(&GpuInstance { id: 6, ..live }), "made anew by someone else");
+        assert!(!partition.explains(&GpuInstance { profile_id: 20, ..live }), "another profile");
+        let moved = Placement { start: 5, size: 1 };
+        assert!(!partition.explains(&GpuInstance { placement: moved, ..live }), "an id given out again");
+    }
+}

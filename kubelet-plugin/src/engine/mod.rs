@@ -1,0 +1,234 @@
+//! The carve engine: makes the node match what a claim was allocated, and undoes it.
+//!
+//! [`Engine::prepare`] is a reconcile: it compares journal, GPU and CDI file with the claim and repairs what differs, so
+//! that a repeat is free and a crash at any point is mended by the next call. [`Engine::unprepare`] goes the same way in
+//! reverse. `STATES.md` beside this file lists every state, what is where in it, and how it is left.
+//!
+//! Every call blocks (carving takes of the order of a second on real hardware), holds one lock for its claim and one for
+//! each GPU it touches, and gives up at its deadline.
+//!
+//! Architecture invariant: the engine never speaks to the API server or the kubelet. A claim is what its caller says.
+
+mod busy;
+mod capabilities;
+mod carve;
+mod cdi_edits;
+mod claim;
+mod device_name;
+mod driver_files;
+mod errors;
+mod gpu;
+mod holders;
+mod journal;
+mod locks;
+mod mode;
+mod prepare;
+mod record;
+mod recover;
+mod steps;
+mod unprepare;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use kerf_api::names;
+use kerf_cdi::{Kind, SpecDir};
+use kerf_mig::Geometry;
+use kerf_nvml::{DriverRoot, Nvml, PciAddress};
+
+pub use claim::{AllocatedDevice, Claim, PreparedClaim, PreparedDevice, PreparedPartition, SetAside};
+pub use device_name::{DeviceName, DeviceNameError, Partition};
+pub use errors::{GpuError, JournalError, LockError, OpenError, PrepareError, ReleaseError, SpecError, UnprepareError};
+pub use steps::{NoWatch, Step, Watch};
+
+use gpu::LiveGpu;
+use journal::Journal;
+use locks::{Guard, Locks};
+use record::Record;
+
+/// Where the engine keeps and finds its things.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The driver, as this program sees it.
+    pub driver_root: DriverRoot,
+    /// The same directory, as the host and its container runtime see it.
+    pub host_driver_root: PathBuf,
+    /// Journal directory; made, closed to other users.
+    pub claims: PathBuf,
+    /// Lock directory, shared with any other plugin process of this node; made.
+    pub locks: PathBuf,
+    /// CDI directory that the container runtime reads.
+    pub cdi: PathBuf,
+    /// The kernel's boot id: instances of another boot are gone.
+    pub boot_id: String,
+}
+
+/// The carve engine of one node. All its methods block; one engine serves any number of threads.
+pub struct Engine {
+    nvml: Arc<dyn Nvml>,
+    watch: Arc<dyn Watch>,
+    driver_root: DriverRoot,
+    host_driver_root: PathBuf,
+    boot_id: String,
+    journal: Journal,
+    locks: Locks,
+    specs: SpecDir,
+    /// What the GPUs can be cut into. Forgotten when a claim on them fails: a driver update may have changed it.
+    geometries: Mutex<HashMap<PciAddress, Arc<Geometry>>>,
+}
+
+impl Engine {
+    /// Opens the directories. Nothing on a GPU is looked at or changed.
+    ///
+    /// # Errors
+    /// When a directory cannot be made or read. A damaged journal file is no error, see [`Engine::take_set_aside`].
+    pub fn open(nvml: Arc<dyn Nvml>, settings: Settings) -> Result<Engine, OpenError> {
+        Engine::open_watched(nvml, settings, Arc::new(NoWatch))
+    }
+
+    /// As [`Engine::open`], with someone who is told every step.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn open_watched(nvml: Arc<dyn Nvml>, settings: Settings, watch: Arc<dyn Watch>) -> Result<Engine, OpenError> {
+        let Settings { driver_root, host_driver_root, claims, locks, cdi, boot_id } = settings;
+        let kind = Kind::new(names::CDI_VENDOR, names::CDI_CLASS).expect("constants that are legal CDI names");
+        let engine = Engine {
+            nvml,
+            watch,
+            driver_root,
+            host_driver_root,
+            boot_id,
+            journal: Journal::open(&claims)?,
+            locks: Locks::open(&locks)?,
+            specs: SpecDir::new(cdi, kind),
+            geometries: Mutex::default(),
+        };
+        for uid in engine.journal.unusable()? {
+            // Who holds the claim's lock now sets the file aside himself.
+            if let Ok(_claim) = engine.lock_claim(&uid, "the start of the plugin", Instant::now()) {
+                engine.journal.load(&uid);
+            }
+        }
+        Ok(engine)
+    }
+
+    /// Every claim that something may be in place for on this node, prepared or not.
+    ///
+    /// # Errors
+    /// When the journal directory cannot be read.
+    pub fn prepared_claims(&self) -> Result<Vec<PreparedClaim>, JournalError> {
+        let adapt = |mut record: Record| {
+            record.adapt_to_boot(&self.boot_id);
+            PreparedClaim::from(record)
+        };
+        Ok(self.records()?.into_iter().map(adapt).collect())
+    }
+
+    /// The journal files that could not be used and were set aside since this was last asked: for a person to be told.
+    /// What the claim's CDI file still tells is used in place of the journal.
+    pub fn take_set_aside(&self) -> Vec<SetAside> {
+        self.journal.take_set_aside()
+    }
+
+    /// Takes a step under the eyes of the watch.
+    fn step<T>(&self, step: Step, take: impl FnOnce() -> T) -> T {
+        self.watch.before(step);
+        let started = Instant::now();
+        let done = take();
+        tracing::debug!(?step, us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
+        self.watch.after(step);
+        done
+    }
+
+    fn lock_claim(&self, uid: &str, holder: &str, deadline: Instant) -> Result<Guard<'_>, LockError> {
+        self.locks.acquire_temporary(&format!("claim-{uid}"), holder, deadline)
+    }
+
+    /// Locks GPUs in the order of their addresses: whoever locks several does it in this order, so no two wait for each
+    /// other.
+    fn lock_gpus(
+        &self,
+        gpus: &BTreeSet<PciAddress>,
+        holder: &str,
+        deadline: Instant,
+    ) -> Result<Vec<Guard<'_>>, LockError> {
+        gpus.iter().map(|gpu| self.locks.acquire(&DeviceName::whole(*gpu).to_string(), holder, deadline)).collect()
+    }
+
+    /// What a GPU can be cut into; empty where it has no MIG or tells it only while MIG is on.
+    fn geometry(&self, gpu: &LiveGpu) -> Result<Arc<Geometry>, GpuError> {
+        let known = self.geometries.lock().unwrap_or_else(PoisonError::into_inner).get(&gpu.address).cloned();
+        if let Some(geometry) = known {
+            return Ok(geometry);
+        }
+        let profiles = self.nvml.gpu_instance_profiles(gpu.handle).map_err(gpu.failed("read the MIG profiles"))?;
+        let geometry = Arc::new(Geometry::new(profiles));
+        if !geometry.is_empty() {
+            let mut known = self.geometries.lock().unwrap_or_else(PoisonError::into_inner);
+            known.insert(gpu.address, Arc::clone(&geometry));
+        }
+        Ok(geometry)
+    }
+
+    fn forget_geometries(&self, gpus: &BTreeSet<PciAddress>) {
+        let mut known = self.geometries.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|gpu, _| !gpus.contains(gpu));
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("journal", &self.journal).field("locks", &self.locks).finish_non_exhaustive()
+    }
+}
+
+/// A claim's record, and what of it is on disk.
+struct Ledger<'a> {
+    engine: &'a Engine,
+    record: Record,
+    saved: Option<Record>,
+    /// The partitions whose creation was begun through this ledger, in order: what a failure of the call undoes.
+    begun: Vec<DeviceName>,
+}
+
+impl<'a> Ledger<'a> {
+    /// What is known of a claim: its journal, else what its CDI file tells, else `None`.
+    fn load(engine: &'a Engine, uid: &str) -> Option<Ledger<'a>> {
+        if let Some(record) = engine.journal.load(uid) {
+            return Some(Ledger { engine, saved: Some(record.clone()), record, begun: Vec::new() });
+        }
+        engine.recover(uid).map(|record| Ledger::new(engine, record))
+    }
+
+    /// A record of which nothing is on disk.
+    fn new(engine: &'a Engine, record: Record) -> Ledger<'a> {
+        Ledger { engine, record, saved: None, begun: Vec::new() }
+    }
+
+    /// Makes the disk say what the record says.
+    fn save(&mut self) -> Result<(), JournalError> {
+        if self.saved.as_ref() != Some(&self.record) {
+            self.engine.step(Step::WriteJournal, || self.engine.journal.write(&self.record))?;
+            self.saved = Some(self.record.clone());
+        }
+        Ok(())
+    }
+
+    /// Ends the record.
+    fn remove(&mut self) -> Result<(), JournalError> {
+        let uid = &self.record.claim.uid;
+        self.engine.step(Step::RemoveJournal, || self.engine.journal.remove(uid))?;
+        self.saved = None;
+        Ok(())
+    }
+}
+
+/// Whether a text can be a claim's UID: part of file names, lock names and CDI names.
+fn is_uid(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    (1..=63).contains(&text.len()) && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+}

@@ -1,0 +1,73 @@
+//! MIG mode: on while instances live, off otherwise, switched only where that needs no reset.
+//!
+//! The mode is not journalled: it follows from what is on the GPU, and whoever holds the GPU's lock brings it to what he
+//! needs. It is always read back, as drivers were seen to accept a switch and not make it.
+
+use kerf_nvml::{Code, Error, MigMode, MigModes};
+
+use super::gpu::LiveGpu;
+use super::{DeviceName, Engine, GpuError, PrepareError, Step, busy};
+
+impl Engine {
+    /// Sees to it that MIG is on. Tells whether it had to be switched: then handle and minor number may have changed.
+    pub(super) fn mig_on(&self, gpu: &LiveGpu, device: &DeviceName) -> Result<bool, PrepareError> {
+        match self.mig_modes(gpu)? {
+            None => Err(PrepareError::NoMig { device: device.clone() }),
+            Some(MigModes { current: MigMode::Enabled, .. }) => Ok(false),
+            Some(_) if gpu.switchable => self.switch(gpu, MigMode::Enabled).map(|()| true),
+            Some(_) => Err(PrepareError::MigOff { device: device.clone() }),
+        }
+    }
+
+    /// Sees to it that MIG is verifiably off: a GPU in MIG mode without instances is of no use to CUDA.
+    pub(super) fn mig_off(&self, gpu: &LiveGpu, device: &DeviceName) -> Result<(), PrepareError> {
+        match self.mig_modes(gpu)? {
+            None | Some(MigModes { current: MigMode::Disabled, .. }) => Ok(()),
+            Some(_) => {
+                if let Some(stranger) = self.live_instances(gpu)?.first() {
+                    return Err(PrepareError::foreign(device, stranger));
+                }
+                if !gpu.switchable {
+                    return Err(PrepareError::MigOn { device: device.clone() });
+                }
+                self.switch(gpu, MigMode::Disabled)
+            }
+        }
+    }
+
+    /// Switches MIG off again when nothing is left on the GPU, so that it is as it was found: users outside of
+    /// Kubernetes expect it off. That it fails is no error, the next claim for the whole GPU tries again.
+    pub(super) fn settle_mode(&self, gpu: &LiveGpu) {
+        let settle = || -> Result<(), PrepareError> {
+            let on = matches!(self.mig_modes(gpu)?, Some(MigModes { current: MigMode::Enabled, .. }));
+            if on && gpu.switchable && self.live_instances(gpu)?.is_empty() {
+                self.switch(gpu, MigMode::Disabled)?;
+            }
+            Ok(())
+        };
+        if let Err(error) = settle() {
+            tracing::warn!(gpu = %gpu.address, %error, "MIG mode stays on");
+        }
+    }
+
+    fn mig_modes(&self, gpu: &LiveGpu) -> Result<Option<MigModes>, GpuError> {
+        self.nvml.mig_modes(gpu.handle).map_err(gpu.failed("read the MIG mode"))
+    }
+
+    fn switch(&self, gpu: &LiveGpu, mode: MigMode) -> Result<(), PrepareError> {
+        let step = if mode == MigMode::Enabled { Step::EnableMig } else { Step::DisableMig };
+        match self.step(step, || self.nvml.set_mig_mode(gpu.handle, mode)) {
+            Ok(()) => {}
+            Err(Error { code: Code::InUse, .. }) => {
+                let users = busy::users(&*self.nvml, gpu.handle, None);
+                return Err(PrepareError::MigModeBusy { gpu: gpu.address, users });
+            }
+            Err(error) => return Err(gpu.failed("switch the MIG mode")(error).into()),
+        }
+        // The switch may have re-initialised the GPU: ask a fresh handle.
+        match self.mig_modes(&self.find_gpu(gpu.address)?)? {
+            Some(MigModes { current, .. }) if current == mode => Ok(()),
+            _ => Err(PrepareError::MigModeStuck { gpu: gpu.address }),
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! Prepare: makes the node match what a claim was allocated, whatever it finds.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use kerf_mig::Placement;
+use kerf_nvml::PciAddress;
+use serde_json::Map;
+
+use super::carve::Carved;
+use super::cdi_edits::{self, DeviceNodes};
+use super::driver_files::{DriverFiles, Node};
+use super::gpu::LiveGpu;
+use super::holders::{self, Extent, Hold};
+use super::record::{AllocationResult, PartitionRecord, Phase, Record};
+use super::{Claim, DeviceName, Engine, Ledger, PrepareError, PreparedDevice, SpecError, Step, is_uid};
+
+/// What has to be done for one device. A device that several results name is done once.
+#[derive(Clone, Debug)]
+struct Plan {
+    device: DeviceName,
+    work: Work,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    /// The GPU with MIG off.
+    Whole,
+    /// An instance.
+    Partition(Cut),
+    /// The GPU as it is, for admin access.
+    LookAtGpu,
+    /// An instance as it is, for admin access.
+    LookAtPartition(Cut),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    profile_id: u32,
+    compute_slices: u32,
+    placement: Placement,
+}
+
+impl Cut {
+    /// Whether a partition of the record is this one.
+    fn is_of(self, device: &DeviceName, partition: &PartitionRecord) -> bool {
+        partition.device == *device && partition.profile_id == self.profile_id && partition.placement == self.placement
+    }
+}
+
+/// One call of Prepare, with the claim and its GPUs locked.
+struct Preparation<'a> {
+    engine: &'a Engine,
+    ledger: Ledger<'a>,
+    /// Whether nothing was known of the claim before this call.
+    is_new: bool,
+    /// Where MIG may have been switched on.
+    mig_gpus: BTreeSet<PciAddress>,
+}
+
+impl Engine {
+    /// Makes a claim's devices usable and tells their CDI names. A repeat gives the same names, repairs what is missing,
+    /// and changes nothing where nothing is missing.
+    ///
+    /// # Errors
+    /// What this call carved is undone. Where that fails too, the journal says what remains, for the next call or
+    /// [`Engine::unprepare`].
+    pub fn prepare(&self, claim: &Claim, deadline: Instant) -> Result<Vec<PreparedDevice>, PrepareError> {
+        if !is_uid(&claim.uid) {
+            return Err(PrepareError::ClaimUid(claim.uid.clone()));
+        }
+        let results = results(claim)?;
+        let holder = format!("claim {}/{} ({})", claim.namespace, claim.name, claim.uid);
+        let _claim = self.lock_claim(&claim.uid, &holder, deadline)?;
+        let known = Ledger::load(self, &claim.uid);
+        let is_new = known.is_none();
+        let ledger = known.unwrap_or_else(|| Ledger::new(self, Record::new(claim, &self.boot_id)));
+        let mut gpus = ledger.record.gpus();
+        gpus.extend(results.iter().map(|result| result.device.gpu()));
+        let _gpus = self.lock_gpus(&gpus, &holder, deadline)?;
+
+        let mut preparation = Preparation { engine: self, ledger, is_new, mig_gpus: BTreeSet::new() };
+        let prepared = preparation.run(claim, results);
+        if prepared.is_err() {
+            preparation.undo();
+            self.forget_geometries(&gpus);
+        }
+        prepared
+    }
+
+    /// See [`Engine::settle_mode`].
+    pub(super) fn settle_modes(&self, gpus: BTreeSet<PciAddress>) {
+        for gpu in gpus {
+            match self.find_gpu_if_present(gpu) {
+                Ok(gpu) => gpu.iter().for_each(|gpu| self.settle_mode(gpu)),
+                Err(error) => tracing::warn!(%gpu, %error, "MIG mode stays as it is"),
+            }
+        }
+    }
+}
+
+impl Preparation<'_> {
+    fn run(&mut self, claim: &Claim, results: Vec<AllocationResult>) -> Result<Vec<PreparedDevice>, PrepareError> {
+        let mut others = self.engine.records()?;
+        others.retain(|other| other.claim.uid != claim.uid);
+        let plans = self.plan(&results, &holders::holds(&others))?;
+
+        let record = &mut self.ledger.record;
+        record.adapt_to_boot(&self.engine.boot_id);
+        claim.namespace.clone_into(&mut record.claim.namespace);
+        claim.name.clone_into(&mut record.claim.name);
+        record.set_results(results);
+        for Plan { device, work } in &plans {
+            if let Work::Partition(cut) = work
+                && !record.partitions.iter().any(|partition| cut.is_of(device, partition))
+            {
+                record.partitions.push(PartitionRecord::planned(device.clone(), cut.profile_id, cut.placement));
+            }
+        }
+        if self.ledger.saved.as_ref() != Some(&self.ledger.record) {
+            self.ledger.record.phase = Phase::Preparing;
+            self.ledger.save()?;
+        }
+        self.release_former(&plans)?;
+        let devices = plans.iter().map(|plan| self.establish(plan)).collect::<Result<Vec<_>, _>>()?;
+        self.write_spec(&devices)?;
+        self.ledger.record.phase = Phase::Prepared;
+        self.ledger.save()?;
+        Ok(claim.devices.iter().map(|device| self.prepared(device)).collect())
+    }
+
+    /// What to do for each device, after making sure that no other claim has any part of it.
+    fn plan(&mut self, results: &[AllocationResult], holds: &[Hold]) -> Result<Vec<Plan>, PrepareError> {
+        let mut plans: Vec<Plan> = Vec::new();
+        let mut own: Vec<Hold> = Vec::new();
+        for AllocationResult { device, .. } in results {
+            if plans.iter().any(|plan| plan.device == *device) {
+                continue;
+            }
+            let admin = results.iter().filter(|result| result.device == *device).all(|result| result.admin_access);
+            let work = match (device.as_partition(), admin) {
+                (None, true) => Work::LookAtGpu,
+                (None, false) => Work::Whole,
+                (Some(_), true) => Work::LookAtPartition(self.cut(device, None)?),
+                (Some(_), false) => Work::Partition(self.cut(device, Some(holds))?),
+            };
+            let extent = match work {
+                Work::Whole => Some(Extent::Whole),
+                Work::Partition(cut) => Some(Extent::Slices(cut.placement)),
+                Work::LookAtGpu | Work::LookAtPartition(_) => None,
+            };
+            if let Some(extent) = extent {
+                if let Some(hold) = holders::in_the_way(holds, device.gpu(), extent) {
+                    return Err(held(device, hold));
+                }
+                if let Some(hold) = holders::in_the_way(&own, device.gpu(), extent) {
+                    return Err(PrepareError::Overlap { one: device.clone(), other: hold.device.clone() });
+                }
+                own.push(Hold { device: device.clone(), extent, claim: String::new() });
+            }
+            plans.push(Plan { device: device.clone(), work });
+        }
+        Ok(plans)
+    }
+
+    /// Profile and placement behind a partition's name. Some drivers tell them only while MIG is on: then it is switched
+    /// on, if `holds` are given and nobody holds the whole GPU.
+    fn cut(&mut self, device: &DeviceName, holds: Option<&[Hold]>) -> Result<Cut, PrepareError> {
+        let engine = self.engine;
+        let mut gpu = engine.find_gpu(device.gpu())?;
+        let mut geometry = engine.geometry(&gpu)?;
+        if geometry.is_empty()
+            && let Some(holds) = holds
+        {
+            let whole = |hold: &&Hold| hold.device.gpu() == device.gpu() && hold.extent == Extent::Whole;
+            if let Some(hold) = holds.iter().find(whole) {
+                return Err(held(device, hold));
+            }
+            self.mig_gpus.insert(gpu.address);
+            engine.mig_on(&gpu, device)?;
+            gpu = engine.find_gpu(device.gpu())?;
+            geometry = engine.geometry(&gpu)?;
+        }
+        let offer = device
+            .as_partition()
+            .and_then(|partition| geometry.offer_by_label(&partition.label, partition.start))
+            .ok_or_else(|| PrepareError::NoSuchPartition { device: device.clone() })?;
+        Ok(Cut {
+            profile_id: offer.profile.id,
+            compute_slices: offer.profile.compute_slices,
+            placement: offer.placement,
+        })
+    }
+
+    /// Removes what an earlier allocation of this claim had and this one has not.
+    fn release_former(&mut self, plans: &[Plan]) -> Result<(), PrepareError> {
+        let is_former = |partition: &PartitionRecord| {
+            let wants = |plan: &Plan| matches!(plan.work, Work::Partition(cut) if cut.is_of(&plan.device, partition));
+            !plans.iter().any(wants)
+        };
+        let former: Vec<_> = (0..self.ledger.record.partitions.len())
+            .filter(|i| is_former(&self.ledger.record.partitions[*i]))
+            .collect();
+        if former.is_empty() {
+            return Ok(());
+        }
+        self.ledger.record.phase = Phase::Preparing;
+        self.ledger.save()?;
+        let uid = &self.ledger.record.claim.uid;
+        self.engine.step(Step::RemoveSpec, || self.engine.specs.remove(uid)).map_err(SpecError)?;
+        for index in former.iter().rev() {
+            self.engine.release_partition(&mut self.ledger, *index).map_err(PrepareError::Former)?;
+            self.mig_gpus.insert(self.ledger.record.partitions[*index].device.gpu());
+            self.ledger.record.partitions.remove(*index);
+        }
+        self.ledger.save()?;
+        let in_use = |gpu: &PciAddress| plans.iter().any(|plan| plan.device.gpu() == *gpu);
+        self.engine.settle_modes(self.mig_gpus.iter().copied().filter(|gpu| !in_use(gpu)).collect());
+        Ok(())
+    }
+
+    /// Makes one device usable and tells its nodes.
+    fn establish(&mut self, plan: &Plan) -> Result<DeviceNodes, PrepareError> {
+        let engine = self.engine;
+        let device = &plan.device;
+        let mut gpu = engine.find_gpu(device.gpu())?;
+        let carved = match plan.work {
+            Work::LookAtGpu => None,
+            Work::Whole => {
+                engine.mig_off(&gpu, device)?;
+                gpu = engine.find_gpu(device.gpu())?;
+                None
+            }
+            Work::LookAtPartition(cut) => Some(engine.look(&gpu, device, cut.profile_id, cut.placement)?),
+            Work::Partition(cut) => {
+                self.mig_gpus.insert(gpu.address);
+                if engine.mig_on(&gpu, device)? {
+                    gpu = engine.find_gpu(device.gpu())?;
+                }
+                let partitions = &self.ledger.record.partitions;
+                let index = partitions
+                    .iter()
+                    .position(|partition| cut.is_of(device, partition))
+                    .expect("every planned partition was put into the record");
+                Some(engine.carve(&gpu, &mut self.ledger, index, cut.compute_slices)?)
+            }
+        };
+        let nodes = self.nodes(&gpu, device, carved)?;
+        Ok(DeviceNodes { device: device.clone(), nodes })
+    }
+
+    fn nodes(&self, gpu: &LiveGpu, device: &DeviceName, carved: Option<Carved>) -> Result<Vec<Node>, PrepareError> {
+        let files = self.files();
+        let minor = gpu.minor;
+        let no_node = |path| PrepareError::NoDeviceNode { device: device.clone(), path, minor };
+        let mut nodes = vec![files.gpu_node(minor).map_err(no_node)?];
+        if let Some(Carved { gpu_instance, compute_instance }) = carved {
+            for compute_instance in [None, Some(compute_instance)] {
+                let node = files.capability_node(minor, gpu_instance, compute_instance);
+                nodes.push(node.ok_or_else(|| PrepareError::NoCapability {
+                    device: device.clone(),
+                    instance: match compute_instance {
+                        None => format!("GPU instance {gpu_instance}"),
+                        Some(id) => format!("compute instance {id} of GPU instance {gpu_instance}"),
+                    },
+                    proc: self.engine.driver_root.proc(),
+                })?);
+            }
+        }
+        Ok(nodes)
+    }
+
+    /// Makes the CDI file say what is true now.
+    fn write_spec(&mut self, devices: &[DeviceNodes]) -> Result<(), PrepareError> {
+        let engine = self.engine;
+        let uid = self.ledger.record.claim.uid.clone();
+        let version = engine.nvml.driver_version().map_err(PrepareError::DriverVersion)?;
+        let spec = cdi_edits::spec(engine.specs.kind(), &uid, devices, &self.files().common(&version));
+        // A file that cannot be read is as good as none: it is replaced.
+        if engine.specs.read(&uid).ok().flatten().as_ref() == Some(&spec) {
+            return Ok(());
+        }
+        self.ledger.record.phase = Phase::Preparing;
+        self.ledger.save()?;
+        engine.step(Step::WriteSpec, || engine.specs.write(&uid, &spec)).map_err(SpecError)?;
+        Ok(())
+    }
+
+    fn prepared(&self, device: &super::AllocatedDevice) -> PreparedDevice {
+        let name = cdi_edits::device_name(&self.ledger.record.claim.uid, &device.device);
+        PreparedDevice {
+            requests: vec![device.request.clone()],
+            pool: device.pool.clone(),
+            device: device.device.clone(),
+            cdi_ids: vec![self.engine.specs.kind().qualified(&name)],
+            share_id: device.share_id.clone(),
+        }
+    }
+
+    fn files(&self) -> DriverFiles<'_> {
+        DriverFiles::new(&self.engine.driver_root, &self.engine.host_driver_root)
+    }
+
+    /// Takes back, in reverse, what this call began. What cannot be taken back stays in the journal.
+    fn undo(&mut self) {
+        let engine = self.engine;
+        let begun = std::mem::take(&mut self.ledger.begun);
+        for device in begun.iter().rev() {
+            let index = self.ledger.record.partitions.iter().position(|partition| partition.device == *device);
+            if let Some(index) = index
+                && let Err(error) = engine.release_partition(&mut self.ledger, index)
+            {
+                tracing::error!(%device, %error, "not undone; the journal keeps it for the next attempt");
+            }
+        }
+        engine.settle_modes(std::mem::take(&mut self.mig_gpus));
+        let is_written = self.ledger.saved.is_some();
+        let is_bare = self.is_new && !self.ledger.record.may_be_on_gpu();
+        if is_written && (is_bare || !begun.is_empty()) {
+            let uid = &self.ledger.record.claim.uid;
+            if let Err(error) = engine.step(Step::RemoveSpec, || engine.specs.remove(uid)) {
+                tracing::error!(%error, "the CDI file stays until the claim is released");
+                return;
+            }
+        }
+        if is_written
+            && is_bare
+            && let Err(error) = self.ledger.remove()
+        {
+            tracing::error!(%error, "the journal stays until the claim is released");
+        }
+    }
+}
+
+fn held(device: &DeviceName, hold: &Hold) -> PrepareError {
+    PrepareError::Held { device: device.clone(), holder: hold.claim.clone(), held: hold.device.clone() }
+}
+
+/// The claim's results with their device names read.
+fn results(claim: &Claim) -> Result<Vec<AllocationResult>, PrepareError> {
+    if claim.devices.is_empty() {
+        return Err(PrepareError::NothingAllocated);
+    }
+    claim
+        .devices
+        .iter()
+        .map(|device| {
+            Ok(AllocationResult {
+                request: device.request.clone(),
+                pool: device.pool.clone(),
+                device: device.device.parse()?,
+                share_id: device.share_id.clone(),
+                admin_access: device.admin_access,
+                extra: Map::new(),
+            })
+        })
+        .collect()
+}

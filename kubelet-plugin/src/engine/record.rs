@@ -1,0 +1,202 @@
+//! What the journal keeps of a claim, and the pure rules about it.
+//!
+//! The format is versioned. Within a version fields are only added: what this build does not know it keeps in `extra`
+//! and writes back, so that a downgrade loses nothing. A change that an older build would misread takes a new version,
+//! and a file of a newer version is set aside.
+
+use std::collections::BTreeSet;
+
+use kerf_mig::Placement;
+use kerf_nvml::{GpuInstance, PciAddress};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{Claim, DeviceName};
+
+/// The version that this build writes, and the newest that it reads.
+pub(super) const VERSION: u64 = 1;
+
+/// Everything that is needed to undo, or to finish, what was begun for a claim.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Record {
+    /// See [`VERSION`].
+    pub(super) version: u64,
+    /// Whose it is.
+    pub(super) claim: ClaimRef,
+    /// The kernel's boot id when it was written: no GPU instance survives a reboot.
+    pub(super) boot_id: String,
+    /// Where the claim stands.
+    pub(super) phase: Phase,
+    /// What the claim was allocated.
+    pub(super) results: Vec<AllocationResult>,
+    /// The partitions that are to be, or may be, on a GPU for this claim. Beside those in `results` also some of an
+    /// earlier allocation of the same claim, until they are released.
+    pub(super) partitions: Vec<PartitionRecord>,
+    #[serde(flatten)]
+    pub(super) extra: Map<String, Value>,
+}
+
+/// A ResourceClaim by name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ClaimRef {
+    pub(super) uid: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
+    #[serde(flatten)]
+    pub(super) extra: Map<String, Value>,
+}
+
+/// Where a claim stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Phase {
+    /// Being prepared, or preparing it failed or was cut off.
+    Preparing,
+    /// Everything is in place, as far as this file knows.
+    Prepared,
+    /// Being released, or releasing it failed or was cut off.
+    Releasing,
+}
+
+/// One result of the allocation, see [`super::AllocatedDevice`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct AllocationResult {
+    pub(super) request: String,
+    pub(super) pool: String,
+    pub(super) device: DeviceName,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) share_id: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) admin_access: bool,
+    #[serde(flatten)]
+    pub(super) extra: Map<String, Value>,
+}
+
+/// A partition of a claim.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PartitionRecord {
+    pub(super) device: DeviceName,
+    /// Hardware profile id.
+    pub(super) profile_id: u32,
+    pub(super) placement: Placement,
+    pub(super) state: PartitionState,
+    /// Known once `state` is `Carved`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) gpu_instance: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) compute_instance: Option<u32>,
+    /// MIG device UUID, for a person: the same one may come again for another instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) uuid: Option<String>,
+    #[serde(flatten)]
+    pub(super) extra: Map<String, Value>,
+}
+
+/// How far a partition has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum PartitionState {
+    /// Nothing of it is on the GPU.
+    Planned,
+    /// Its place was seen empty and the GPU instance is being created: it may be there, its id is not known.
+    Carving,
+    /// The GPU instance was created; the compute instance may be missing.
+    Carved,
+}
+
+impl Record {
+    /// The record of a claim for which nothing was done yet.
+    pub(super) fn new(claim: &Claim, boot_id: &str) -> Record {
+        Record {
+            version: VERSION,
+            claim: ClaimRef {
+                uid: claim.uid.clone(),
+                namespace: claim.namespace.clone(),
+                name: claim.name.clone(),
+                extra: Map::new(),
+            },
+            boot_id: boot_id.to_owned(),
+            phase: Phase::Preparing,
+            results: Vec::new(),
+            partitions: Vec::new(),
+            extra: Map::new(),
+        }
+    }
+
+    /// Every GPU that the claim holds or has touched.
+    pub(super) fn gpus(&self) -> BTreeSet<PciAddress> {
+        let results = self.results.iter().map(|result| result.device.gpu());
+        results.chain(self.partitions.iter().map(|partition| partition.device.gpu())).collect()
+    }
+
+    /// Takes over what the claim is allocated now. What this build does not know about a result stays with it.
+    pub(super) fn set_results(&mut self, mut results: Vec<AllocationResult>) {
+        for result in &mut results {
+            let same = |old: &&AllocationResult| {
+                old.device == result.device && old.request == result.request && old.share_id == result.share_id
+            };
+            if let Some(old) = self.results.iter().find(same) {
+                result.extra = old.extra.clone();
+            }
+        }
+        self.results = results;
+    }
+
+    /// Forgets the instances when the node has rebooted since: none of them survived.
+    pub(super) fn adapt_to_boot(&mut self, boot_id: &str) {
+        if self.boot_id != boot_id {
+            boot_id.clone_into(&mut self.boot_id);
+            self.phase = Phase::Preparing;
+            self.partitions.iter_mut().for_each(PartitionRecord::forget);
+        }
+    }
+
+    /// Whether an instance of this claim may be on a GPU.
+    pub(super) fn may_be_on_gpu(&self) -> bool {
+        self.partitions.iter().any(|partition| partition.state != PartitionState::Planned)
+    }
+}
+
+impl PartitionRecord {
+    /// A partition of which nothing exists yet.
+    pub(super) fn planned(device: DeviceName, profile_id: u32, placement: Placement) -> PartitionRecord {
+        PartitionRecord {
+            device,
+            profile_id,
+            placement,
+            state: PartitionState::Planned,
+            gpu_instance: None,
+            compute_instance: None,
+            uuid: None,
+            extra: Map::new(),
+        }
+    }
+
+    /// Nothing of it is on the GPU any more.
+    pub(super) fn forget(&mut self) {
+        self.state = PartitionState::Planned;
+        self.gpu_instance = None;
+        self.compute_instance = None;
+        self.uuid = None;
+    }
+
+    /// Whether a live instance has this partition's profile and placement: it is this one, or a stranger in its place.
+    pub(super) fn describes(&self, live: &GpuInstance) -> bool {
+        live.profile_id == self.profile_id && live.placement == self.placement
+    }
+
+    /// Whether a live instance is the one that was carved for this partition, as far as the journal can tell.
+    ///
+    /// Ids are given out again after a driver reload, so profile and placement must fit as well. UUIDs prove nothing:
+    /// the kernel module derives them from GPU, instance id and engine, so a successor has the same.
+    pub(super) fn explains(&self, live: &GpuInstance) -> bool {
+        self.describes(live)
+            && match self.state {
+                PartitionState::Planned => false,
+                PartitionState::Carving => true,
+                PartitionState::Carved => self.gpu_instance == Some(live.id),
+            }
+    }
+}

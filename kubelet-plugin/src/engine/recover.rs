@@ -1,0 +1,92 @@
+//! What a claim's CDI file tells when its journal cannot: the second witness.
+//!
+//! The file names the claim's devices and, by their capability nodes, the very GPU instances. So a damaged journal file
+//! neither frees a device that containers use nor leaves an instance behind.
+
+use std::collections::BTreeSet;
+
+use kerf_cdi::Device;
+use serde_json::Map;
+
+use super::driver_files::DriverFiles;
+use super::record::{AllocationResult, PartitionRecord, PartitionState, Record};
+use super::{Claim, DeviceName, Engine, JournalError, PreparedClaim, PreparedPartition, capabilities};
+
+impl Engine {
+    /// The record of every claim: of those whose journal is lost, what their CDI file tells.
+    pub(super) fn records(&self) -> Result<Vec<Record>, JournalError> {
+        let mut records = self.journal.load_all()?;
+        let known: BTreeSet<_> = records.iter().map(|record| record.claim.uid.clone()).collect();
+        let specs = self.specs.list().unwrap_or_else(|error| {
+            tracing::warn!(%error, "journals that were set aside cannot be made up for");
+            Vec::new()
+        });
+        records.extend(specs.iter().filter(|uid| !known.contains(*uid)).filter_map(|uid| self.recover(uid)));
+        Ok(records)
+    }
+
+    /// A claim's record from its CDI file alone; `None` without one.
+    pub(super) fn recover(&self, uid: &str) -> Option<Record> {
+        let spec = match self.specs.read(uid) {
+            Ok(spec) => spec?,
+            Err(error) => {
+                tracing::warn!(%error, "the CDI file tells nothing");
+                return None;
+            }
+        };
+        let claim = Claim { uid: uid.to_owned(), namespace: String::new(), name: String::new(), devices: Vec::new() };
+        let mut record = Record::new(&claim, &self.boot_id);
+        let mig_minors = DriverFiles::new(&self.driver_root, &self.host_driver_root).mig_minors().unwrap_or_default();
+        for device in &spec.devices {
+            let name = device.name.strip_prefix(uid).and_then(|name| name.strip_prefix('-'));
+            let Some(name) = name.and_then(|name| name.parse::<DeviceName>().ok()) else { continue };
+            record.partitions.extend(self.recover_partition(&name, device, &mig_minors));
+            record.results.push(AllocationResult {
+                request: String::new(),
+                pool: String::new(),
+                device: name,
+                share_id: None,
+                admin_access: false,
+                extra: Map::new(),
+            });
+        }
+        Some(record)
+    }
+
+    fn recover_partition(&self, name: &DeviceName, device: &Device, mig_minors: &str) -> Option<PartitionRecord> {
+        let partition = name.as_partition()?;
+        let gpu = self.find_gpu(name.gpu()).ok()?;
+        let geometry = self.geometry(&gpu).ok()?;
+        let offer = geometry.offer_by_label(&partition.label, partition.start)?;
+        let mut record = PartitionRecord::planned(name.clone(), offer.profile.id, offer.placement);
+        let gpu_instance = device.container_edits.device_nodes.iter().find_map(|node| {
+            let minor = node.path.strip_prefix("/dev/")?.strip_prefix(capabilities::NODE_PREFIX)?;
+            capabilities::gpu_instance_of_minor(mig_minors, minor.parse().ok()?)
+        });
+        if gpu_instance.is_some() {
+            record.state = PartitionState::Carved;
+            record.gpu_instance = gpu_instance;
+        }
+        Some(record)
+    }
+}
+
+impl From<Record> for PreparedClaim {
+    fn from(record: Record) -> PreparedClaim {
+        let partition = |partition: &PartitionRecord| {
+            Some(PreparedPartition {
+                gpu: partition.device.gpu(),
+                device: partition.device.clone(),
+                gpu_instance: partition.gpu_instance?,
+            })
+        };
+        PreparedClaim {
+            complete: record.phase == super::record::Phase::Prepared,
+            devices: record.results.iter().map(|result| result.device.to_string()).collect(),
+            partitions: record.partitions.iter().filter_map(partition).collect(),
+            uid: record.claim.uid,
+            namespace: record.claim.namespace,
+            name: record.claim.name,
+        }
+    }
+}
