@@ -5,7 +5,7 @@ GATES ?= dra
 TEST  ?=
 
 CACHE     := $(or $(KERF_CACHE),$(HOME)/.cache/kerf)
-TARGET    := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+TARGET    := $(abspath $(or $(CARGO_TARGET_DIR),target))
 CLUSTER   := $(TARGET)/kerf-cluster
 DENY      := $(CACHE)/cargo-deny/0.20.2/bin/cargo-deny
 DEMO      := /var/lib/kerf-e2e/kerf-demo

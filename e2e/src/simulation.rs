@@ -62,8 +62,21 @@ pub struct GpuState {
     pub pci_bus_id: String,
     /// GPU UUID.
     pub uuid: String,
+    /// The N of `/dev/nvidiaN`.
+    pub minor: u32,
+    mig: Option<MigState>,
+}
+
+impl GpuState {
     /// Its GPU instances.
-    pub gpu_instances: Vec<InstanceState>,
+    pub fn instances(&self) -> &[InstanceState] {
+        self.mig.as_ref().map_or(&[], |mig| &mig.instances)
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct MigState {
+    instances: Vec<InstanceState>,
 }
 
 /// A GPU instance.
@@ -74,10 +87,17 @@ pub struct InstanceState {
     pub id: u32,
     /// Profile name, `1g.10gb`.
     pub profile: String,
-    /// First memory slice.
-    pub start: u32,
+    /// Where it lies.
+    pub placement: PlacementState,
     /// Its compute instances, by UUID.
     pub compute_instances: Vec<ComputeInstanceState>,
+}
+
+/// A range of memory slices.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct PlacementState {
+    /// The first.
+    pub start: u32,
 }
 
 /// A compute instance.
@@ -143,10 +163,9 @@ impl Simulation {
 
     /// All GPU instances of the node as (PCI address, instance).
     pub fn instances(&self) -> Result<Vec<(String, InstanceState)>> {
-        let instances = self
-            .state()?
-            .into_iter()
-            .flat_map(|gpu| gpu.gpu_instances.into_iter().map(move |instance| (gpu.pci_bus_id.clone(), instance)));
+        let instances = self.state()?.into_iter().flat_map(|gpu| {
+            gpu.mig.into_iter().flat_map(|mig| mig.instances).map(move |instance| (gpu.pci_bus_id.clone(), instance))
+        });
         Ok(instances.collect())
     }
 

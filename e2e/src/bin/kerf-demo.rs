@@ -95,7 +95,7 @@ async fn tell(world: &mut World, story: &mut Story) -> Result<()> {
     }
     let gpus = eventually("the GPUs are empty", Duration::from_secs(60), async || {
         let gpus = world.simulation.state()?;
-        Ok(gpus.iter().all(|gpu| gpu.gpu_instances.is_empty()).then_some(gpus))
+        Ok(gpus.iter().all(|gpu| gpu.instances().is_empty()).then_some(gpus))
     })
     .await?;
     story.step(&format!("the pods are deleted; all {} GPUs hold no instance again", gpus.len()));

@@ -1,6 +1,8 @@
 //! The main path: a claim becomes a slice on a GPU, and the pod's end removes it.
 
-use anyhow::ensure;
+use std::collections::BTreeMap;
+
+use anyhow::{Context, ensure};
 use kerf_e2e::{Claim, NodeFile, Request, scenario};
 
 #[tokio::test]
@@ -12,7 +14,10 @@ async fn a_claim_carves_one_slice_and_the_pods_end_removes_it() {
         ensure!(allocated.len() == 1, "{allocated:?}");
         let (gpu, instance) = world.instances(1).await?.remove(0);
         let start: u32 = allocated[0].device.rsplit('-').next().unwrap_or_default().parse()?;
-        ensure!(instance.profile == "1g.10gb" && instance.start == start, "allocated {allocated:?}, live {instance:?}");
+        ensure!(
+            instance.profile == "1g.10gb" && instance.placement.start == start,
+            "allocated {allocated:?}, live {instance:?}"
+        );
         ensure!(instance.compute_instances.len() == 1, "{instance:?}");
 
         let uuids = world.mig_uuids("one", "main")?;
@@ -22,15 +27,17 @@ async fn a_claim_carves_one_slice_and_the_pods_end_removes_it() {
 
         // The simulated driver has no kernel module: a node that the device cgroup lets through ends in ENXIO ("No such
         // device or address"), one that it keeps back in EPERM.
-        let own = gpu_minor(&world.simulation.state()?, &gpu);
+        let minors = world.simulation.state()?.into_iter().map(|state| (state.pci_bus_id, state.minor));
+        let minors: BTreeMap<String, u32> = minors.collect();
+        let own = minors[&gpu];
         let opened = world.shell("one", "main", &format!("cat /dev/nvidia{own} 2>&1 || true"))?;
         ensure!(opened.contains("No such device or address"), "own GPU: {opened}");
-        let other = 1 - own;
+        let other = minors.values().find(|minor| **minor != own).context("the node has another GPU")?;
         let opened = world.shell("one", "main", &format!("mknod /other c 195 {other}; cat /other 2>&1 || true"))?;
         ensure!(opened.contains("Operation not permitted"), "the other GPU: {opened}");
 
-        let claim_uid = std::fs::read_dir(&world.cluster.node()?.cdi_root)?.count();
-        ensure!(claim_uid == 1, "one CDI spec while the pod runs, not {claim_uid}");
+        let specs = std::fs::read_dir(&world.cluster.node()?.cdi_root)?.count();
+        ensure!(specs == 1, "one CDI spec while the pod runs, not {specs}");
         world.delete("one").await?;
         world.nothing_is_left().await
     })
@@ -101,9 +108,4 @@ async fn mixed_partitions_share_a_gpu() {
         Ok(())
     })
     .await;
-}
-
-/// The minor number of a GPU: simulated GPUs are numbered in the order of the node file.
-fn gpu_minor(gpus: &[kerf_e2e::GpuState], pci_bus_id: &str) -> usize {
-    gpus.iter().position(|gpu| gpu.pci_bus_id == pci_bus_id).expect("the GPU is on the node")
 }

@@ -28,7 +28,7 @@ async fn a_node_with_sixteen_gpus_is_published_whole() {
 #[tokio::test]
 async fn a_mixed_node_offers_its_good_gpus_and_says_why_not_the_others() {
     let node = NodeFile::new()
-        .gpu(json!({ "product": "a100-40gb", "migMode": { "current": "disabled", "pending": "enabled" } }))
+        .gpu(json!({ "product": "a100-40gb", "mig": { "current": false, "pending": true } }))
         .gpus("h100-80gb", 1)
         .gpus("l40s", 1)
         .gpu(json!({ "product": "h100-80gb", "broken": true }));
