@@ -1,11 +1,15 @@
-//! A GPU as it is at the moment of a call.
+//! A GPU as it is at the moment of a call, and what need not be asked each time.
 
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kerf_mig::Geometry;
 use kerf_nvml::{Code, Error, Gpu, GpuInstance, PciAddress};
 
 use super::{Engine, GpuError};
 
-/// A GPU that NVML gave out. Not kept across calls: a driver reload changes handle and minor number.
-#[derive(Clone, Debug)]
+/// A GPU that NVML gave out.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct LiveGpu {
     pub(super) address: PciAddress,
     pub(super) handle: Gpu,
@@ -13,6 +17,27 @@ pub(super) struct LiveGpu {
     pub(super) minor: u32,
     /// Whether MIG mode changes without a reset.
     pub(super) switchable: bool,
+}
+
+/// What does not change while the driver is loaded: the facts of a handle, and its geometry once it told one. Everything
+/// known of a GPU is forgotten when its mode was switched, which may re-initialise it, and when a claim on it failed.
+#[derive(Debug, Default)]
+pub(super) struct KnownGpus(Mutex<HashMap<PciAddress, KnownGpu>>);
+
+#[derive(Debug)]
+struct KnownGpu {
+    gpu: LiveGpu,
+    geometry: Option<Arc<Geometry>>,
+}
+
+impl KnownGpus {
+    pub(super) fn forget(&self, gpus: &BTreeSet<PciAddress>) {
+        self.lock().retain(|gpu, _| !gpus.contains(gpu));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PciAddress, KnownGpu>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl LiveGpu {
@@ -28,8 +53,27 @@ impl Engine {
     pub(super) fn find_gpu(&self, address: PciAddress) -> Result<LiveGpu, GpuError> {
         let unreachable = |error| GpuError::Unreachable { gpu: address, error };
         let handle = self.nvml.gpu_at(address).map_err(unreachable)?;
+        let known = self.gpus.lock().get(&address).map(|known| known.gpu).filter(|gpu| gpu.handle == handle);
+        if let Some(gpu) = known {
+            return Ok(gpu);
+        }
         let facts = self.nvml.facts(handle).map_err(unreachable)?;
-        Ok(LiveGpu { address, handle, minor: facts.minor, switchable: facts.mig_mode_switchable })
+        let gpu = LiveGpu { address, handle, minor: facts.minor, switchable: facts.mig_mode_switchable };
+        self.gpus.lock().insert(address, KnownGpu { gpu, geometry: None });
+        Ok(gpu)
+    }
+
+    /// What a GPU can be cut into; empty where it has no MIG or tells it only while MIG is on.
+    pub(super) fn geometry(&self, gpu: &LiveGpu) -> Result<Arc<Geometry>, GpuError> {
+        if let Some(KnownGpu { geometry: Some(geometry), .. }) = self.gpus.lock().get(&gpu.address) {
+            return Ok(Arc::clone(geometry));
+        }
+        let profiles = self.nvml.gpu_instance_profiles(gpu.handle).map_err(gpu.failed("read the MIG profiles"))?;
+        let geometry = Arc::new(Geometry::new(profiles));
+        if !geometry.is_empty() {
+            self.gpus.lock().insert(gpu.address, KnownGpu { gpu: *gpu, geometry: Some(Arc::clone(&geometry)) });
+        }
+        Ok(geometry)
     }
 
     /// As [`Engine::find_gpu`], where a GPU that is not there any more is no error: what was on it is gone with it.

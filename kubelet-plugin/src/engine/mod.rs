@@ -28,15 +28,14 @@ mod recover;
 mod steps;
 mod unprepare;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use kerf_api::names;
 use kerf_cdi::{Kind, SpecDir};
-use kerf_mig::Geometry;
 use kerf_nvml::{DriverRoot, Nvml, PciAddress};
 
 pub use claim::{AllocatedDevice, Claim, PreparedClaim, PreparedDevice, PreparedPartition, SetAside};
@@ -44,7 +43,7 @@ pub use device_name::{DeviceName, DeviceNameError, Partition};
 pub use errors::{GpuError, JournalError, LockError, OpenError, PrepareError, ReleaseError, SpecError, UnprepareError};
 pub use steps::{NoWatch, Step, Watch};
 
-use gpu::LiveGpu;
+use gpu::KnownGpus;
 use journal::Journal;
 use locks::{Guard, Locks};
 use record::Record;
@@ -76,8 +75,7 @@ pub struct Engine {
     journal: Journal,
     locks: Locks,
     specs: SpecDir,
-    /// What the GPUs can be cut into. Forgotten when a claim on them fails: a driver update may have changed it.
-    geometries: Mutex<HashMap<PciAddress, Arc<Geometry>>>,
+    gpus: KnownGpus,
 }
 
 impl Engine {
@@ -105,7 +103,7 @@ impl Engine {
             journal: Journal::open(&claims)?,
             locks: Locks::open(&locks)?,
             specs: SpecDir::new(cdi, kind),
-            geometries: Mutex::default(),
+            gpus: KnownGpus::default(),
         };
         for uid in engine.journal.unusable()? {
             // Who holds the claim's lock now sets the file aside himself.
@@ -157,26 +155,6 @@ impl Engine {
         deadline: Instant,
     ) -> Result<Vec<Guard<'_>>, LockError> {
         gpus.iter().map(|gpu| self.locks.acquire(&DeviceName::whole(*gpu).to_string(), holder, deadline)).collect()
-    }
-
-    /// What a GPU can be cut into; empty where it has no MIG or tells it only while MIG is on.
-    fn geometry(&self, gpu: &LiveGpu) -> Result<Arc<Geometry>, GpuError> {
-        let known = self.geometries.lock().unwrap_or_else(PoisonError::into_inner).get(&gpu.address).cloned();
-        if let Some(geometry) = known {
-            return Ok(geometry);
-        }
-        let profiles = self.nvml.gpu_instance_profiles(gpu.handle).map_err(gpu.failed("read the MIG profiles"))?;
-        let geometry = Arc::new(Geometry::new(profiles));
-        if !geometry.is_empty() {
-            let mut known = self.geometries.lock().unwrap_or_else(PoisonError::into_inner);
-            known.insert(gpu.address, Arc::clone(&geometry));
-        }
-        Ok(geometry)
-    }
-
-    fn forget_geometries(&self, gpus: &BTreeSet<PciAddress>) {
-        let mut known = self.geometries.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|gpu, _| !gpus.contains(gpu));
     }
 }
 

@@ -3,34 +3,37 @@
 //! The mode is not journalled: it follows from what is on the GPU, and whoever holds the GPU's lock brings it to what he
 //! needs. It is always read back, as drivers were seen to accept a switch and not make it.
 
+use std::collections::BTreeSet;
+
 use kerf_nvml::{Code, Error, MigMode, MigModes};
 
 use super::gpu::LiveGpu;
 use super::{DeviceName, Engine, GpuError, PrepareError, Step, busy};
 
 impl Engine {
-    /// Sees to it that MIG is on. Tells whether it had to be switched: then handle and minor number may have changed.
-    pub(super) fn mig_on(&self, gpu: &LiveGpu, device: &DeviceName) -> Result<bool, PrepareError> {
-        match self.mig_modes(gpu)? {
+    /// Sees to it that MIG is on. Returns the GPU as it is then: its handle and minor number may have changed.
+    pub(super) fn mig_on(&self, gpu: LiveGpu, device: &DeviceName) -> Result<LiveGpu, PrepareError> {
+        match self.mig_modes(&gpu)? {
             None => Err(PrepareError::NoMig { device: device.clone() }),
-            Some(MigModes { current: MigMode::Enabled, .. }) => Ok(false),
-            Some(_) if gpu.switchable => self.switch(gpu, MigMode::Enabled).map(|()| true),
+            Some(MigModes { current: MigMode::Enabled, .. }) => Ok(gpu),
+            Some(_) if gpu.switchable => self.switch(&gpu, MigMode::Enabled),
             Some(_) => Err(PrepareError::MigOff { device: device.clone() }),
         }
     }
 
-    /// Sees to it that MIG is verifiably off: a GPU in MIG mode without instances is of no use to CUDA.
-    pub(super) fn mig_off(&self, gpu: &LiveGpu, device: &DeviceName) -> Result<(), PrepareError> {
-        match self.mig_modes(gpu)? {
-            None | Some(MigModes { current: MigMode::Disabled, .. }) => Ok(()),
+    /// Sees to it that MIG is verifiably off: a GPU in MIG mode without instances is of no use to CUDA. Returns the GPU as
+    /// [`Engine::mig_on`] does.
+    pub(super) fn mig_off(&self, gpu: LiveGpu, device: &DeviceName) -> Result<LiveGpu, PrepareError> {
+        match self.mig_modes(&gpu)? {
+            None | Some(MigModes { current: MigMode::Disabled, .. }) => Ok(gpu),
             Some(_) => {
-                if let Some(stranger) = self.live_instances(gpu)?.first() {
+                if let Some(stranger) = self.live_instances(&gpu)?.first() {
                     return Err(PrepareError::foreign(device, stranger));
                 }
                 if !gpu.switchable {
                     return Err(PrepareError::MigOn { device: device.clone() });
                 }
-                self.switch(gpu, MigMode::Disabled)
+                self.switch(&gpu, MigMode::Disabled)
             }
         }
     }
@@ -54,9 +57,11 @@ impl Engine {
         self.nvml.mig_modes(gpu.handle).map_err(gpu.failed("read the MIG mode"))
     }
 
-    fn switch(&self, gpu: &LiveGpu, mode: MigMode) -> Result<(), PrepareError> {
+    fn switch(&self, gpu: &LiveGpu, mode: MigMode) -> Result<LiveGpu, PrepareError> {
         let step = if mode == MigMode::Enabled { Step::EnableMig } else { Step::DisableMig };
-        match self.step(step, || self.nvml.set_mig_mode(gpu.handle, mode)) {
+        let switched = self.step(step, || self.nvml.set_mig_mode(gpu.handle, mode));
+        self.gpus.forget(&BTreeSet::from([gpu.address]));
+        match switched {
             Ok(()) => {}
             Err(Error { code: Code::InUse, .. }) => {
                 let users = busy::users(&*self.nvml, gpu.handle, None);
@@ -64,9 +69,9 @@ impl Engine {
             }
             Err(error) => return Err(gpu.failed("switch the MIG mode")(error).into()),
         }
-        // The switch may have re-initialised the GPU: ask a fresh handle.
-        match self.mig_modes(&self.find_gpu(gpu.address)?)? {
-            Some(MigModes { current, .. }) if current == mode => Ok(()),
+        let gpu = self.find_gpu(gpu.address)?;
+        match self.mig_modes(&gpu)? {
+            Some(MigModes { current, .. }) if current == mode => Ok(gpu),
             _ => Err(PrepareError::MigModeStuck { gpu: gpu.address }),
         }
     }

@@ -83,7 +83,7 @@ impl Engine {
         let prepared = preparation.run(claim, results);
         if prepared.is_err() {
             preparation.undo();
-            self.forget_geometries(&gpus);
+            self.gpus.forget(&gpus);
         }
         prepared
     }
@@ -177,8 +177,7 @@ impl Preparation<'_> {
                 return Err(held(device, hold));
             }
             self.mig_gpus.insert(gpu.address);
-            engine.mig_on(&gpu, device)?;
-            gpu = engine.find_gpu(device.gpu())?;
+            gpu = engine.mig_on(gpu, device)?;
             geometry = engine.geometry(&gpu)?;
         }
         let offer = device
@@ -227,16 +226,13 @@ impl Preparation<'_> {
         let carved = match plan.work {
             Work::LookAtGpu => None,
             Work::Whole => {
-                engine.mig_off(&gpu, device)?;
-                gpu = engine.find_gpu(device.gpu())?;
+                gpu = engine.mig_off(gpu, device)?;
                 None
             }
             Work::LookAtPartition(cut) => Some(engine.look(&gpu, device, cut.profile_id, cut.placement)?),
             Work::Partition(cut) => {
                 self.mig_gpus.insert(gpu.address);
-                if engine.mig_on(&gpu, device)? {
-                    gpu = engine.find_gpu(device.gpu())?;
-                }
+                gpu = engine.mig_on(gpu, device)?;
                 let partitions = &self.ledger.record.partitions;
                 let index = partitions
                     .iter()

@@ -31,14 +31,20 @@ impl Engine {
         let claim = &ledger.record.claim;
         let holder = holder(&format!("{}/{} ({claim_uid})", claim.namespace, claim.name));
         let (mut pause, longest) = BACKOFF;
+        let mut busy = None;
         loop {
-            let gpus = self.lock_gpus(&ledger.record.gpus(), &holder, deadline)?;
+            let gpus = match self.lock_gpus(&ledger.record.gpus(), &holder, deadline) {
+                Ok(gpus) => gpus,
+                // The reason to wait says more than that the wait was in vain.
+                Err(error) => return Err(busy.unwrap_or(error.into())),
+            };
             let released = self.release(&mut ledger);
             drop(gpus);
             let left = deadline.saturating_duration_since(Instant::now());
             match released {
-                Err(UnprepareError::Release(error @ ReleaseError::Busy { .. })) if left > pause => {
+                Err(error @ UnprepareError::Release(ReleaseError::Busy { .. })) if left > pause => {
                     tracing::info!(%error, "waiting");
+                    busy = Some(error);
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(longest);
                 }
