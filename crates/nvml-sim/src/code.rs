@@ -56,9 +56,7 @@ impl Code {
             sys::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND => c"Function Not Found",
             sys::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST => c"GPU is lost",
             sys::nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED => c"GPU requires reset",
-            sys::nvmlReturn_enum_NVML_ERROR_OPERATING_SYSTEM => {
-                c"The operating system has blocked the request"
-            }
+            sys::nvmlReturn_enum_NVML_ERROR_OPERATING_SYSTEM => c"The operating system has blocked the request",
             sys::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH => c"Driver/library version mismatch",
             sys::nvmlReturn_enum_NVML_ERROR_IN_USE => c"In use by another client",
             sys::nvmlReturn_enum_NVML_ERROR_MEMORY => c"Insufficient Memory",

@@ -18,6 +18,17 @@ pub enum Target {
         /// Compute instance id.
         ci: u32,
     },
+    /// The same MIG device, as the information about a compute instance names it.
+    ///
+    /// Dumps of `nvidia-smi mig -lci`, which prints `nvmlDeviceGetIndex` of this handle, show the GPU's index in every
+    /// row, while NVIDIA's DRA driver takes the UUID of this handle for the MIG device's. A handle of a kind of its own
+    /// is both.
+    MigOfCi {
+        /// GPU instance id.
+        gi: u32,
+        /// Compute instance id.
+        ci: u32,
+    },
     /// A GPU instance (`nvmlGpuInstance_t`).
     Gi {
         /// GPU instance id.
@@ -56,6 +67,7 @@ const GPU: u64 = 1;
 const MIG: u64 = 2;
 const GI: u64 = 3;
 const CI: u64 = 4;
+const MIG_OF_CI: u64 = 5;
 
 impl Handle {
     /// Its C form.
@@ -68,6 +80,7 @@ impl Handle {
         let (kind, gi, ci) = match parts.target {
             Target::Gpu => (GPU, 0, 0),
             Target::Mig { gi, ci } => (MIG, gi, ci),
+            Target::MigOfCi { gi, ci } => (MIG_OF_CI, gi, ci),
             Target::Gi { gi } => (GI, gi, 0),
             Target::Ci { gi, ci } => (CI, gi, ci),
         };
@@ -88,6 +101,7 @@ impl Handle {
         let target = match u64::from(byte(0)) {
             GPU => Target::Gpu,
             MIG => Target::Mig { gi, ci },
+            MIG_OF_CI => Target::MigOfCi { gi, ci },
             GI => Target::Gi { gi },
             CI => Target::Ci { gi, ci },
             _ => return None,
@@ -103,9 +117,13 @@ mod tests {
 
     #[test]
     fn a_handle_comes_back_in_parts() {
-        for target in
-            [Target::Gpu, Target::Mig { gi: 14, ci: 7 }, Target::Gi { gi: 13 }, Target::Ci { gi: 1, ci: 0 }]
-        {
+        for target in [
+            Target::Gpu,
+            Target::Mig { gi: 14, ci: 7 },
+            Target::MigOfCi { gi: 0, ci: 3 },
+            Target::Gi { gi: 13 },
+            Target::Ci { gi: 1, ci: 0 },
+        ] {
             let parts = Parts { generation: 0x7fff, serial: 0xfffe, gpu: 15, target };
             assert_eq!(Handle::new(parts).parts(), Some(parts));
         }

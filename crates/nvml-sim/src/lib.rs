@@ -5,7 +5,8 @@
 //!
 //! * [`node`] is the state machine of a GPU, pure: modes, instances, ids, error codes.
 //! * [`daemon`] keeps one of those per GPU, lays out the driver root and answers on a unix socket.
-//! * [`wire`] is what goes over that socket, [`client`] the other end of it.
+//! * [`view`] is what NVML shows of a node, [`handle`] and [`code`] are its vocabulary; [`wire`] is how that goes over the
+//!   socket, [`client`] the other end of it.
 //! * [`node_file`] is the description of a node that the daemon starts from.
 //!
 //! Architecture invariant: the library side (`abi`, `client`) reads and changes nothing but through the daemon, and

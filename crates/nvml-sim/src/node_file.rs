@@ -160,7 +160,9 @@ pub enum NodeFileError {
         root: String,
     },
     /// One address for several GPUs.
-    #[error("gpus[{entry}]: the PCI address or the UUID of one GPU cannot be given to {count}; write one entry for each")]
+    #[error(
+        "gpus[{entry}]: the PCI address or the UUID of one GPU cannot be given to {count}; write one entry for each"
+    )]
     OneForMany {
         /// Which entry.
         entry: usize,
@@ -193,8 +195,8 @@ impl NodeSpec {
     ///
     /// When it cannot be read, and as [`NodeSpec::parse`].
     pub fn read(path: &Path) -> Result<NodeSpec, NodeFileError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|reason| NodeFileError::Read { path: path.to_owned(), reason })?;
+        let text =
+            std::fs::read_to_string(path).map_err(|reason| NodeFileError::Read { path: path.to_owned(), reason })?;
         NodeSpec::parse(&text)
     }
 

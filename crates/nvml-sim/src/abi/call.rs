@@ -122,9 +122,10 @@ fn driver_root(library: &Path) -> PathBuf {
     let arch = format!("{}-linux-gnu", std::env::consts::ARCH);
     let usual = [format!("usr/lib/{arch}"), format!("lib/{arch}")];
     let usual = usual.iter().map(String::as_str).chain(["usr/lib64", "usr/lib", "lib64", "lib"]);
-    let root = usual.into_iter().find(|usual| directory.ends_with(usual)).and_then(|usual| {
-        directory.ancestors().nth(Path::new(usual).components().count())
-    });
+    let root = usual
+        .into_iter()
+        .find(|usual| directory.ends_with(usual))
+        .and_then(|usual| directory.ancestors().nth(Path::new(usual).components().count()));
     root.unwrap_or(Path::new("/")).to_owned()
 }
 

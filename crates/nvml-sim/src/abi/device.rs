@@ -7,7 +7,7 @@ use nvml_wrapper_sys::bindings as sys;
 use super::export;
 use super::out::{Out, field, version_of};
 use crate::code::Code;
-use crate::handle::Handle;
+use crate::handle::{Handle, Target};
 use crate::view::Device;
 use crate::wire::Op;
 
@@ -51,9 +51,9 @@ export! {
 
     fn nvmlDeviceGetIndex(call, device: Handle) -> c_uint {
         let found = call.device(device)?;
-        let place = match found.mig_device {
-            None => call.gpus()?.iter().position(|gpu| gpu.handle == device),
-            Some(_) => call.mig_devices(found.gpu)?.iter().position(|seen| seen.handle == device),
+        let place = match device.parts().map(|parts| parts.target) {
+            Some(Target::Mig { .. }) => call.mig_devices(found.gpu)?.iter().position(|seen| seen.handle == device),
+            _ => call.gpus()?.iter().position(|gpu| gpu.handle == found.gpu),
         };
         Ok(place.ok_or(Code::INVALID_ARGUMENT)? as c_uint)
     }

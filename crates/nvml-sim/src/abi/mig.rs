@@ -84,11 +84,7 @@ fn profile_versioned(
 }
 
 /// Placements go into an array whose size the caller said in `count`; without an array, only their number is told.
-pub(super) fn put_placements(
-    found: &[Placement],
-    array: Out<PlacementC>,
-    count: Out<c_uint>,
-) -> Result<(), Code> {
+pub(super) fn put_placements(found: &[Placement], array: Out<PlacementC>, count: Out<c_uint>) -> Result<(), Code> {
     if array.is_null() {
         return count.put(found.len() as c_uint);
     }

@@ -189,7 +189,7 @@ impl Gpus {
             for (number, mig) in seen.enumerate() {
                 let mig = self.device(mig.handle)?;
                 let profile = mig.name.rsplit(' ').next().unwrap_or_default();
-                println!("  MIG {profile:<15} Device {number:>2}: (UUID: {})", mig.uuid);
+                println!("  MIG {profile:<11} Device {number:>2}: (UUID: {})", mig.uuid);
             }
         }
         Ok(())
@@ -200,6 +200,9 @@ impl Gpus {
         const RULE: &str = "+-------------------------------------------------------+";
         let mut rows = Vec::new();
         for (index, gpu) in chosen {
+            if self.device(gpu.handle)?.mig.is_none_or(|(current, _)| !current) {
+                continue;
+            }
             for nvml_index in 0.. {
                 match self.ask::<GiProfile>(Op::GiProfile(gpu.handle, GiProfileKey::IndexMigOn(nvml_index))) {
                     Ok(GiProfile { profile, .. }) => {
@@ -222,10 +225,10 @@ impl Gpus {
         println!("|                          ID       ID       Start:Size |");
         println!("|=======================================================|");
         for (index, name, gi) in rows {
-            let place = format!("{}:{}", gi.placement.start, gi.placement.size);
+            let (profile, id, place) = (gi.profile, gi.id, gi.placement);
             println!(
-                "| {index:>3}  MIG {name:<15} {:>4}     {:>4}      {place:^11}|\n{RULE}",
-                gi.profile, gi.id
+                "| {index:>3}  MIG {name:<13} {profile:>4}     {id:>4}{:>11}:{:<6}|\n{RULE}",
+                place.start, place.size
             );
         }
         Ok(())

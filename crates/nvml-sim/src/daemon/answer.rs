@@ -84,9 +84,7 @@ impl NodeAtWork {
             Op::Device(handle) => self.look(function, handle, |gpu| gpu.device(handle)),
             Op::MigDevices(handle) => self.look(function, handle, |gpu| gpu.mig_devices(handle)),
             Op::GiProfile(handle, key) => self.look(function, handle, |gpu| gpu.gi_profile(handle, key)),
-            Op::GiPlacements(handle, profile) => {
-                self.look(function, handle, |gpu| gpu.gi_placements(handle, profile))
-            }
+            Op::GiPlacements(handle, profile) => self.look(function, handle, |gpu| gpu.gi_placements(handle, profile)),
             Op::GiCapacity(handle, profile) => self.look(function, handle, |gpu| gpu.gi_capacity(handle, profile)),
             Op::Gis(handle, profile) => self.look(function, handle, |gpu| gpu.gis(handle, profile)),
             Op::GiById(handle, id) => self.look(function, handle, |gpu| gpu.gi_by_id(handle, id)),
@@ -94,9 +92,7 @@ impl NodeAtWork {
             Op::CiProfile(handle, index, engines) => {
                 self.look(function, handle, |gpu| gpu.ci_profile(handle, index, engines))
             }
-            Op::CiPlacements(handle, profile) => {
-                self.look(function, handle, |gpu| gpu.ci_placements(handle, profile))
-            }
+            Op::CiPlacements(handle, profile) => self.look(function, handle, |gpu| gpu.ci_placements(handle, profile)),
             Op::CiCapacity(handle, profile) => self.look(function, handle, |gpu| gpu.ci_capacity(handle, profile)),
             Op::Cis(handle, profile) => self.look(function, handle, |gpu| gpu.cis(handle, profile)),
             Op::CiById(handle, id) => self.look(function, handle, |gpu| gpu.ci_by_id(handle, id)),
@@ -105,9 +101,7 @@ impl NodeAtWork {
                 let activation = gpu.set_mig_mode(handle, on)?;
                 Ok(activation.err().map_or(0, |code| code.0))
             }),
-            Op::SetComputeMode(handle, mode) => {
-                self.change(function, handle, |gpu| gpu.set_compute_mode(handle, mode))
-            }
+            Op::SetComputeMode(handle, mode) => self.change(function, handle, |gpu| gpu.set_compute_mode(handle, mode)),
             Op::SetPersistence(handle, on) => self.change(function, handle, |gpu| gpu.set_persistence(handle, on)),
             Op::SetTimeslice(handle, slice) => self.change(function, handle, |gpu| gpu.set_timeslice(handle, slice)),
             Op::CreateGi(handle, profile, placement) => self.change(function, handle, |gpu| {
@@ -180,12 +174,7 @@ impl NodeAtWork {
         self.slots.get(usize::from(place)).ok_or(Code::INVALID_ARGUMENT)
     }
 
-    fn look<T: Serialize>(
-        &self,
-        function: &str,
-        handle: Handle,
-        look: impl FnOnce(&Gpu) -> Result<T, Code>,
-    ) -> Answer {
+    fn look<T: Serialize>(&self, function: &str, handle: Handle, look: impl FnOnce(&Gpu) -> Result<T, Code>) -> Answer {
         let slot = self.slot(handle)?;
         self.latencies.pass(function);
         value(look(&lock(&slot.gpu))?)

@@ -18,7 +18,7 @@ const NVIDIA_MAJOR: u32 = 195;
 /// Major number of `nvidia-uvm`. Handed out by the kernel at run time, so programs must look it up in `/proc/devices`.
 const UVM_MAJOR: u32 = 510;
 
-/// Major number of `nvidia-caps`, as [`UVM_MAJOR`].
+/// Major number of `nvidia-caps`. Handed out by the kernel too, so it is listed in `/proc/devices`.
 pub const CAPS_MAJOR: u32 = 509;
 
 /// Marks a directory as a driver root of ours, and is locked by the daemon that serves it.
@@ -37,7 +37,9 @@ pub enum LayoutError {
     #[error("another nvml-sim serves {0}; stop it first")]
     Served(PathBuf),
     /// Device nodes would be of no use.
-    #[error("device nodes under {root} cannot be opened ({reason}); choose a directory on a file system mounted without nodev")]
+    #[error(
+        "device nodes under {root} cannot be opened ({reason}); choose a directory on a file system mounted without nodev"
+    )]
     Nodev {
         /// The driver root.
         root: PathBuf,
@@ -73,9 +75,7 @@ impl Layout {
         layout.proc_files().map_err(write)?;
         spec.gpus.iter().try_for_each(|gpu| layout.sysfs(gpu)).map_err(write)?;
         match File::open(root.join("dev/nvidiactl")).map_err(|error| (error.kind(), error)) {
-            Err((io::ErrorKind::PermissionDenied, reason)) => {
-                Err(LayoutError::Nodev { root: root.to_owned(), reason })
-            }
+            Err((io::ErrorKind::PermissionDenied, reason)) => Err(LayoutError::Nodev { root: root.to_owned(), reason }),
             _ => Ok(layout),
         }
     }

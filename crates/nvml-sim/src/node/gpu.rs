@@ -132,7 +132,7 @@ impl Gpu {
         };
         match self.target(handle)? {
             Target::Gpu => {}
-            Target::Mig { gi, ci } => {
+            Target::Mig { gi, ci } | Target::MigOfCi { gi, ci } => {
                 let (gi, ci) = self.compute_instance(gi, ci)?;
                 device.name = format!("{} MIG {}", device.name, gi.name(&ci.profile));
                 device.uuid.clone_from(&ci.uuid);
@@ -184,29 +184,25 @@ impl Gpu {
     /// `nvmlDeviceGetGpuInstanceProfileInfo` and its versioned successors.
     pub fn gi_profile(&self, handle: Handle, key: view::GiProfileKey) -> Result<view::GiProfile, Code> {
         self.this(handle)?;
+        // Arguments are looked at before the GPU is: so callers that count up to here come to an end on every GPU.
+        if let view::GiProfileKey::Index(GI_PROFILE_COUNT..) | view::GiProfileKey::IndexMigOn(GI_PROFILE_COUNT..) = key
+        {
+            return Err(Code::INVALID_ARGUMENT);
+        }
         let (mig, mode) = (self.spec.product.mig.as_ref(), self.mode);
         let (Some(mig), Some(mode)) = (mig, mode) else { return Err(Code::NOT_SUPPORTED) };
-        let by_index = |index: u32| match index {
-            GI_PROFILE_COUNT.. => Err(Code::INVALID_ARGUMENT),
-            _ => mig.profiles.iter().find(|profile| profile.nvml_index == index).ok_or(Code::NOT_SUPPORTED),
-        };
+        // NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE: since Hopper the first version of the call tells profiles
+        // with MIG off too (seen on H100 and B200 nodes). That Ampere refuses is inferred from the existence of that field;
+        // the versioned calls need MIG on (nvml.h).
+        let any_mode = matches!(key, view::GiProfileKey::Index(_)) && mode.switchable();
+        if !mode.current && !any_mode {
+            return Err(Code::NOT_SUPPORTED);
+        }
         let found = match key {
-            view::GiProfileKey::Index(index) => {
-                // NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE: since Hopper profiles are told with MIG off too
-                // (seen on H100 and B200 nodes). That Ampere refuses is inferred from the existence of that field.
-                if !mode.current && !mode.switchable() {
-                    return Err(Code::NOT_SUPPORTED);
-                }
-                by_index(index)?
+            view::GiProfileKey::Index(index) | view::GiProfileKey::IndexMigOn(index) => {
+                mig.profiles.iter().find(|profile| profile.nvml_index == index).ok_or(Code::NOT_SUPPORTED)?
             }
-            view::GiProfileKey::IndexMigOn(index) => {
-                self.mig()?;
-                by_index(index)?
-            }
-            view::GiProfileKey::IdMigOn(id) => {
-                self.mig()?;
-                profile_by_id(mig, id)?
-            }
+            view::GiProfileKey::IdMigOn(id) => profile_by_id(mig, id)?,
         };
         let graphics = found.profile.name.ends_with("+gfx");
         Ok(view::GiProfile {
@@ -237,26 +233,22 @@ impl Gpu {
         Ok((cuts.len() - before) as u32)
     }
 
-    /// `nvmlDeviceCreateGpuInstance` and `...WithPlacement`. Without a placement the first free one is taken.
-    pub fn create_gi(
-        &mut self,
-        handle: Handle,
-        profile: u32,
-        wanted: Option<Placement>,
-    ) -> Result<view::Gi, Code> {
+    /// `nvmlDeviceCreateGpuInstance` and `...WithPlacement`. Without a placement, the last one that fits is taken: that is
+    /// inferred from published dumps, and explains why an A100 has no room for a `3g` after `1g`, `1g` and `2g`.
+    pub fn create_gi(&mut self, handle: Handle, profile: u32, wanted: Option<Placement>) -> Result<view::Gi, Code> {
         self.this(handle)?;
         let found = profile_by_id(self.mig()?, profile)?;
         if wanted.is_some_and(|wanted| !found.profile.placements.contains(&wanted)) {
             return Err(Code::INVALID_ARGUMENT);
         }
         let cuts: Vec<Offer<'_>> = self.instances.values().map(GpuInstance::offer).collect();
-        let mut candidates =
-            found.profile.placements.iter().copied().filter(|place| wanted.is_none_or(|wanted| wanted == *place));
-        let placement = candidates
+        let places = found.profile.placements.iter().rev().copied();
+        let placement = places
+            .filter(|place| wanted.is_none_or(|wanted| wanted == *place))
             .find(|place| self.geometry.fits(&cuts, Offer { profile: &found.profile, placement: *place }))
             .ok_or(Code::INSUFFICIENT_RESOURCES)?;
         let slices = self.geometry.memory_slices();
-        let id = gpu_instance_id(placement, slices, |id| self.instances.contains_key(&id));
+        let id = gpu_instance_id(placement, slices, self.spec.product.architecture);
         let serial = self.next_serial();
         let instance = GpuInstance { id, serial, profile: found, placement, compute: BTreeMap::new() };
         let created = self.gi_view(&instance);
@@ -339,8 +331,7 @@ impl Gpu {
     /// Every compute instance of the GPU with its UUID, in the order of the MIG device index: by GPU instance id, then by
     /// compute instance id.
     pub fn all_cis(&self) -> Vec<(view::Ci, String)> {
-        let pairs = self.instances.values().flat_map(|gi| gi.compute.values().map(move |ci| (gi, ci)));
-        pairs.map(|(gi, ci)| (self.ci_view(gi, ci), ci.uuid.clone())).collect()
+        self.pairs().map(|(gi, ci)| (self.ci_view(gi, ci), ci.uuid.clone())).collect()
     }
 
     /// `nvmlGpuInstanceGetComputeInstanceById`.
@@ -371,13 +362,12 @@ impl Gpu {
     pub fn mig_devices(&self, handle: Handle) -> Result<Vec<view::MigDevice>, Code> {
         self.this(handle)?;
         self.mig()?;
-        let device = |(ci, _): (view::Ci, String)| view::MigDevice { handle: ci.device, gi: ci.gi, ci: ci.id };
-        Ok(self.all_cis().into_iter().map(device).collect())
+        Ok(self.pairs().map(|(gi, ci)| self.mig_view(gi, ci)).collect())
     }
 
     /// The MIG device with this UUID.
     pub fn mig_by_uuid(&self, uuid: &str) -> Option<Handle> {
-        self.all_cis().into_iter().find(|(_, own)| own == uuid).map(|(ci, _)| ci.device)
+        self.pairs().find(|(_, ci)| ci.uuid == uuid).map(|(gi, ci)| self.mig_view(gi, ci).handle)
     }
 
     /// A reset of the GPU: the pending mode is in force, no instance is left.
@@ -427,7 +417,7 @@ impl Gpu {
         let serial = match parts.target {
             Target::Gpu => Some(0),
             Target::Gi { gi } => self.instances.get(&gi).map(|gi| gi.serial),
-            Target::Mig { gi, ci } | Target::Ci { gi, ci } => {
+            Target::Mig { gi, ci } | Target::MigOfCi { gi, ci } | Target::Ci { gi, ci } => {
                 self.compute_instance(gi, ci).ok().map(|(_, ci)| ci.serial)
             }
         };
@@ -458,6 +448,15 @@ impl Gpu {
         Ok((gi, gi.compute.get(&ci).ok_or(Code::INVALID_ARGUMENT)?))
     }
 
+    /// Every compute instance with its GPU instance, by ids.
+    fn pairs(&self) -> impl Iterator<Item = (&GpuInstance, &ComputeInstance)> {
+        self.instances.values().flat_map(|gi| gi.compute.values().map(move |ci| (gi, ci)))
+    }
+
+    fn mig_view(&self, gi: &GpuInstance, ci: &ComputeInstance) -> view::MigDevice {
+        view::MigDevice { handle: self.name(Target::Mig { gi: gi.id, ci: ci.id }, ci.serial), gi: gi.id, ci: ci.id }
+    }
+
     fn gi_view(&self, gi: &GpuInstance) -> view::Gi {
         view::Gi {
             handle: self.name(Target::Gi { gi: gi.id }, gi.serial),
@@ -471,7 +470,7 @@ impl Gpu {
     fn ci_view(&self, gi: &GpuInstance, ci: &ComputeInstance) -> view::Ci {
         view::Ci {
             handle: self.name(Target::Ci { gi: gi.id, ci: ci.id }, ci.serial),
-            device: self.name(Target::Mig { gi: gi.id, ci: ci.id }, ci.serial),
+            device: self.name(Target::MigOfCi { gi: gi.id, ci: ci.id }, ci.serial),
             gpu: self.handle(),
             gpu_instance: self.name(Target::Gi { gi: gi.id }, gi.serial),
             gi: gi.id,

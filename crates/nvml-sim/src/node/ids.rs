@@ -1,19 +1,21 @@
 //! Ids of instances, and the minor numbers of their capability files.
 
 use kerf_mig::Placement;
+use kerf_mig::product::Architecture;
 
-/// The id of a GPU instance at a placement, on a GPU of `total` memory slices of which `taken` ids are in use.
+/// The id of a GPU instance at a placement, on a GPU of `total` memory slices.
 ///
-/// Ids follow the share of memory: the whole GPU is 0, halves are 1 and 2, quarters 3 to 6, eighths 7 to 14. Quarters
-/// and eighths are numbered by position. Halves are given the first free id: a `3g` in the upper half has been seen with
-/// id 1 (MIG user guide) and with id 2, beside another one in the lower half. Source of the classes: the open kernel
-/// module, swizzle ids.
-pub(super) fn gpu_instance_id(placement: Placement, total: u32, taken: impl Fn(u32) -> bool) -> u32 {
-    let position = placement.start / placement.size;
+/// Ids follow the share of memory: the whole GPU is 0, halves are 1 and 2, quarters 3 to 6, eighths 7 to 14; within a
+/// class they follow the position (the open kernel module's swizzle ids). On an A100 they start in the upper half, so that
+/// seven `1g` are 7, 8, 9 and 11 to 14 and a `3g` at 4 is 1 (MIG user guide, and dumps of `nvidia-smi mig -lgi`); on the
+/// H100 and the RTX PRO 6000 they start at 0 (dumps). Other products are taken to be like the latter.
+pub(super) fn gpu_instance_id(placement: Placement, total: u32, architecture: Architecture) -> u32 {
+    let upper_first = architecture == Architecture::Ampere && total == 8;
+    let start = if upper_first { (placement.start + total / 2) % total } else { placement.start };
+    let position = start / placement.size;
     match total / placement.size {
         0 | 1 => 0,
-        2 | 3 if taken(1) => 2,
-        2 | 3 => 1,
+        2 | 3 => 1 + position,
         4..8 => 3 + position,
         _ => 7 + position,
     }
@@ -34,24 +36,27 @@ pub fn ci_minor(gpu_minor: u32, gi: u32, ci: u32) -> u32 {
 mod tests {
     use super::*;
 
-    fn id(start: u32, size: u32, total: u32) -> u32 {
-        gpu_instance_id(Placement { start, size }, total, |_| false)
+    fn ids<const N: usize>(starts: [u32; N], size: u32, total: u32, architecture: Architecture) -> [u32; N] {
+        starts.map(|start| gpu_instance_id(Placement { start, size }, total, architecture))
     }
 
     #[test]
     fn ids_follow_share_and_position() {
-        assert_eq!([0, 1, 6].map(|start| id(start, 1, 8)), [7, 8, 13], "1g on eight slices");
-        assert_eq!([0, 2, 4, 6].map(|start| id(start, 2, 8)), [3, 4, 5, 6], "2g on eight slices");
-        assert_eq!(id(0, 8, 8), 0, "7g");
-        assert_eq!([0, 1, 2, 3].map(|start| id(start, 1, 4)), [3, 4, 5, 6], "1g on an A30");
-        assert_eq!([0, 3, 6, 9].map(|start| id(start, 3, 12)), [3, 4, 5, 6], "1g on an RTX PRO 6000");
+        use Architecture::{Blackwell, Hopper};
+        assert_eq!(ids([0, 1, 6], 1, 8, Hopper), [7, 8, 13], "1g");
+        assert_eq!(ids([0, 2, 4, 6], 2, 8, Hopper), [3, 4, 5, 6], "2g and 1g of double memory");
+        assert_eq!(ids([0, 4], 4, 8, Hopper), [1, 2], "3g");
+        assert_eq!(ids([0], 8, 8, Hopper), [0], "7g");
+        assert_eq!(ids([0, 1, 2, 3], 1, 4, Architecture::Ampere), [3, 4, 5, 6], "1g on an A30");
+        assert_eq!(ids([0, 3, 6, 9], 3, 12, Blackwell), [3, 4, 5, 6], "1g on an RTX PRO 6000");
     }
 
     #[test]
-    fn halves_take_the_first_free_id() {
-        let upper = Placement { start: 4, size: 4 };
-        assert_eq!(gpu_instance_id(upper, 8, |_| false), 1);
-        assert_eq!(gpu_instance_id(upper, 8, |id| id == 1), 2);
+    fn ids_of_an_a100_start_in_the_upper_half() {
+        let ids = |starts, size| ids::<2>(starts, size, 8, Architecture::Ampere);
+        assert_eq!((ids([4, 6], 1), ids([0, 1], 1)), ([7, 9], [11, 12]));
+        assert_eq!((ids([4, 6], 2), ids([0, 2], 2)), ([3, 4], [5, 6]));
+        assert_eq!(ids([4, 0], 4), [1, 2]);
     }
 
     #[test]
