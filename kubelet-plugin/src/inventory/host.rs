@@ -5,6 +5,12 @@ use std::path::{Component, Path};
 
 use kerf_nvml::{DriverRoot, PciAddress};
 
+/// PCI vendor (pci-ids).
+const NVIDIA: &str = "0x10de";
+
+/// The PCI classes of GPUs: VGA controllers and 3D controllers (PCI Code and ID Assignment Specification).
+const DISPLAY_CONTROLLERS: [&str; 2] = ["0x0300", "0x0302"];
+
 /// The node, apart from NVML.
 #[derive(Clone, Debug)]
 pub struct Host {
@@ -31,12 +37,20 @@ pub fn boot_id() -> String {
 }
 
 impl Host {
-    /// The GPUs that the kernel module drives, which leaves out those that are bound to vfio-pci. Empty where the driver
-    /// does not list them (`/proc/driver/nvidia/gpus`, one directory a GPU, NVIDIA driver README).
-    pub(super) fn driver_gpus(&self) -> Vec<PciAddress> {
+    /// The GPUs that should be NVML's: NVIDIA's display controllers on the PCI bus, but for those that were given to
+    /// another driver, such as vfio-pci for a virtual machine.
+    pub(super) fn pci_gpus(&self) -> Vec<PciAddress> {
         let Some(root) = &self.driver_root else { return Vec::new() };
-        let Ok(entries) = fs::read_dir(root.proc().join("driver/nvidia/gpus")) else { return Vec::new() };
-        entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+        let Ok(devices) = fs::read_dir(root.sys_pci()) else { return Vec::new() };
+        let is_ours = |device: &Path| {
+            let number = |name| fs::read_to_string(device.join(name)).unwrap_or_default();
+            let driver = fs::read_link(device.join("driver")).ok();
+            number("vendor").trim() == NVIDIA
+                && DISPLAY_CONTROLLERS.iter().any(|class| number("class").starts_with(class))
+                && driver.is_none_or(|driver| driver.ends_with("nvidia"))
+        };
+        let devices = devices.flatten().filter(|device| is_ours(&device.path()));
+        devices.filter_map(|device| device.file_name().to_str()?.parse().ok()).collect()
     }
 
     /// Where a GPU sits, from sysfs. Parts that the kernel does not tell are absent.
@@ -68,6 +82,8 @@ fn pcie_root(device: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -82,25 +98,57 @@ mod tests {
         }
     }
 
+    /// A driver root with a PCI bus.
+    struct Bus(tempfile::TempDir);
+
+    impl Bus {
+        fn new() -> Bus {
+            Bus(tempfile::tempdir().unwrap())
+        }
+
+        fn device(&self, address: &str, files: &[(&str, &str)], driver: Option<&str>) {
+            let root = self.0.path();
+            let real = root.join("sys/devices/pci0000:3a/0000:3a:00.0").join(address);
+            fs::create_dir_all(&real).unwrap();
+            files.iter().for_each(|(name, text)| fs::write(real.join(name), text).unwrap());
+            if let Some(driver) = driver {
+                symlink(Path::new("../../../bus/pci/drivers").join(driver), real.join("driver")).unwrap();
+            }
+            let devices = root.join("sys/bus/pci/devices");
+            fs::create_dir_all(&devices).unwrap();
+            symlink(&real, devices.join(address)).unwrap();
+        }
+
+        fn host(&self) -> Host {
+            let driver_root = Some(DriverRoot::at(self.0.path()));
+            Host { driver_name: String::new(), boot_id: String::new(), driver_root }
+        }
+    }
+
     #[test]
     fn the_kernel_tells_where_a_gpu_sits() {
-        let directory = tempfile::tempdir().unwrap();
-        let root = directory.path();
-        let devices = root.join("sys/bus/pci/devices");
-        let real = root.join("sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0");
-        fs::create_dir_all(&devices).unwrap();
-        fs::create_dir_all(&real).unwrap();
-        fs::write(real.join("numa_node"), "1\n").unwrap();
-        std::os::unix::fs::symlink(&real, devices.join("0000:3b:00.0")).unwrap();
-        fs::create_dir_all(root.join("proc/driver/nvidia/gpus/0000:3b:00.0")).unwrap();
+        let bus = Bus::new();
+        bus.device("0000:3b:00.0", &[("numa_node", "1\n")], None);
+        bus.device("0000:3c:00.0", &[("numa_node", "-1\n")], None);
+        let location = |address: &str| bus.host().location(address.parse().unwrap());
+        let root = || Some("pci0000:3a".to_owned());
+        assert_eq!(location("0000:3b:00.0"), Location { pcie_root: root(), numa_node: Some(1) });
+        assert_eq!(location("0000:3c:00.0"), Location { pcie_root: root(), numa_node: None });
+        assert_eq!(location("0000:3d:00.0"), Location::default());
+    }
 
-        let host = Host { driver_name: String::new(), boot_id: String::new(), driver_root: Some(DriverRoot::at(root)) };
-        let address = "0000:3b:00.0".parse().unwrap();
-        assert_eq!(host.location(address), Location { pcie_root: Some("pci0000:3a".into()), numa_node: Some(1) });
-        assert_eq!(host.driver_gpus(), [address]);
-
-        fs::write(real.join("numa_node"), "-1\n").unwrap();
-        assert_eq!(host.location(address).numa_node, None);
-        assert_eq!(host.location("0000:3c:00.0".parse().unwrap()), Location::default());
+    #[test]
+    fn gpus_are_nvidias_display_controllers_that_no_other_driver_has() {
+        let bus = Bus::new();
+        let (gpu, vga) =
+            ([("vendor", "0x10de\n"), ("class", "0x030200\n")], [("vendor", "0x10de"), ("class", "0x030000")]);
+        bus.device("0000:3b:00.0", &gpu, Some("nvidia"));
+        bus.device("0000:3c:00.0", &vga, None);
+        bus.device("0000:3d:00.0", &gpu, Some("vfio-pci"));
+        bus.device("0000:3e:00.0", &[("vendor", "0x10de"), ("class", "0x068000")], Some("nvidia-nvswitch"));
+        bus.device("0000:3f:00.0", &[("vendor", "0x1002"), ("class", "0x030000")], None);
+        let mut found = bus.host().pci_gpus();
+        found.sort_unstable();
+        assert_eq!(found, ["0000:3b:00.0", "0000:3c:00.0"].map(|address| address.parse().unwrap()));
     }
 }

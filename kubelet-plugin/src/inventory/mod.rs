@@ -84,8 +84,9 @@ pub fn read(nvml: &dyn Nvml, host: &Host, holding: &Holding<'_>) -> Inventory {
             Err(error) => nameless.push(format!("GPU index {index} cannot be opened: {error}")),
         }
     }
-    // NVML gives no address for a GPU that it cannot open. The kernel module knows all of its GPUs.
-    let missing: Vec<_> = host.driver_gpus().into_iter().filter(|address| !gpus.contains_key(address)).collect();
+    // NVML gives no address for a GPU that it cannot open, and lists none that was bound to its driver since. The PCI bus
+    // knows them all.
+    let missing: Vec<_> = host.pci_gpus().into_iter().filter(|address| !gpus.contains_key(address)).collect();
     let why = if nameless.is_empty() { "NVML does not list it".to_owned() } else { nameless.join("; ") };
     if missing.len() >= nameless.len() {
         nameless.clear();

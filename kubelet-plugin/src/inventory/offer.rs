@@ -24,8 +24,8 @@ pub(super) fn decide(address: PciAddress, mig: Option<&Mig<'_>>) -> (GpuOffer, O
         // NVIDIA MIG user guide: from Hopper on the mode changes at once; before, only a reset makes it so.
         let (current, pending) = (name(mig.modes.current), name(mig.modes.pending));
         let message = format!(
-            "MIG mode is {current} and will be {pending} after a reset: stop everything that uses the GPU and run \
-             nvidia-smi --gpu-reset -i {address}, or reboot the node"
+            "MIG mode is {current} and will be {pending} after a reset: stop everything that uses the GPU, this plugin \
+             included, and run nvidia-smi --gpu-reset -i {address}, or reboot the node"
         );
         return (GpuOffer::Nothing, withheld(MIG_MODE_PENDING, message));
     }

@@ -240,7 +240,10 @@ fn a_pending_mode_names_the_way_out() {
 fn a_broken_gpu_is_an_entry_among_good_ones() {
     let directory = tempfile::tempdir().unwrap();
     for address in ["0000:3b:00.0", "0000:5e:00.0", "0000:af:00.0", "0000:d8:00.0", "0000:ff:00.0"] {
-        std::fs::create_dir_all(directory.path().join("proc/driver/nvidia/gpus").join(address)).unwrap();
+        let device = directory.path().join("sys/bus/pci/devices").join(address);
+        std::fs::create_dir_all(&device).unwrap();
+        std::fs::write(device.join("vendor"), "0x10de").unwrap();
+        std::fs::write(device.join("class"), "0x030200").unwrap();
     }
     let host = Host { driver_root: Some(DriverRoot::at(directory.path())), ..host() };
     let hopper = |bus| mig_gpu(bus, "Hopper", MigMode::Disabled, MigMode::Disabled);

@@ -90,7 +90,7 @@ fn announce(before: Option<&Inventory>, now: &Inventory, events: &Events) {
     if let Some(message) = now.status.message.as_ref()
         && before.is_none_or(|before| before.message.as_ref() != Some(message))
     {
-        tracing::warn!(message, "GPUs are missing");
+        tracing::warn!(why = message, "GPUs are missing");
         events.node("GpusUnavailable", message);
     }
     for gpu in &now.status.gpus {
@@ -99,7 +99,7 @@ fn announce(before: Option<&Inventory>, now: &Inventory, events: &Events) {
         match &gpu.withheld {
             Some(withheld) if known_withheld != Some(withheld) => {
                 let (reason, message) = (&withheld.reason, &withheld.message);
-                tracing::warn!(gpu = gpu.name, reason, message, offer = ?gpu.offer, "GPU withheld");
+                tracing::warn!(gpu = gpu.name, reason, why = message, offer = ?gpu.offer, "GPU withheld");
                 events.node(reason, &format!("{}: {message}", gpu.name));
             }
             None if known.is_none() || known_withheld.is_some() => {
