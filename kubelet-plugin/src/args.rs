@@ -10,28 +10,28 @@ use kerf_api::names;
 #[command(name = "kerf-kubelet-plugin", version)]
 pub struct Args {
     /// Name of this node in Kubernetes.
-    #[arg(long, env = "KERF_NODE_NAME")]
+    #[arg(long, env = "KERF_NODE_NAME", value_parser = dns_name)]
     pub node_name: String,
 
     /// Name of the DRA driver to serve.
-    #[arg(long, env = "KERF_DRIVER_NAME", default_value = names::DRIVER_NAME)]
+    #[arg(long, env = "KERF_DRIVER_NAME", default_value = names::DRIVER_NAME, value_parser = dns_name)]
     pub driver_name: String,
 
     /// Where the NVIDIA driver is, as this program sees it [default: the first that holds one of /run/nvidia/driver,
     /// /home/kubernetes/bin/nvidia, /].
-    #[arg(long, env = "KERF_DRIVER_ROOT")]
+    #[arg(long, env = "KERF_DRIVER_ROOT", value_parser = absolute)]
     pub driver_root: Option<PathBuf>,
 
     /// Where the NVIDIA driver is, as the container runtime sees it [default: the driver root].
-    #[arg(long, env = "KERF_HOST_DRIVER_ROOT")]
+    #[arg(long, env = "KERF_HOST_DRIVER_ROOT", value_parser = absolute)]
     pub host_driver_root: Option<PathBuf>,
 
     /// The kubelet's root directory.
-    #[arg(long, env = "KERF_KUBELET_ROOT", default_value = "/var/lib/kubelet")]
+    #[arg(long, env = "KERF_KUBELET_ROOT", default_value = "/var/lib/kubelet", value_parser = absolute)]
     pub kubelet_root: PathBuf,
 
     /// Where the container runtime reads CDI specifications.
-    #[arg(long, env = "KERF_CDI_ROOT", default_value = "/var/run/cdi")]
+    #[arg(long, env = "KERF_CDI_ROOT", default_value = "/var/run/cdi", value_parser = absolute)]
     pub cdi_root: PathBuf,
 
     /// Namespace of this program's lease.
@@ -56,6 +56,28 @@ pub enum LogFormat {
     Json,
 }
 
+/// A name that Kubernetes takes for nodes and drivers, and that is safe as part of a path.
+fn dns_name(text: &str) -> Result<String, &'static str> {
+    let alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let inner = |byte: u8| alphanumeric(byte) || byte == b'-';
+    let label = |label: &str| {
+        let bytes = label.as_bytes();
+        bytes.iter().all(|byte| inner(*byte))
+            && [bytes.first(), bytes.last()].iter().all(|end| end.is_some_and(|end| alphanumeric(*end)))
+    };
+    if text.len() <= 253 && text.split('.').all(label) {
+        Ok(text.to_owned())
+    } else {
+        Err("not a DNS name of lower-case letters, digits, '-' and '.'")
+    }
+}
+
+/// A path that means the same to the kubelet and the container runtime.
+fn absolute(text: &str) -> Result<PathBuf, &'static str> {
+    let path = PathBuf::from(text);
+    if path.is_absolute() { Ok(path) } else { Err("not an absolute path") }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
@@ -73,6 +95,27 @@ mod tests {
             let flag = argument.get_long().unwrap();
             let env = argument.get_env().map(|env| env.to_string_lossy().into_owned());
             assert_eq!(env, Some(format!("KERF_{}", flag.replace('-', "_").to_uppercase())), "--{flag}");
+        }
+    }
+
+    #[test]
+    fn bad_arguments_are_refused_at_once() {
+        let parse = |arguments: &[&str]| {
+            let all = ["kerf-kubelet-plugin", "--node-name", "node-1.example.com"].iter().chain(arguments);
+            Args::try_parse_from(all).map_err(|error| error.to_string())
+        };
+        assert!(parse(&[]).is_ok());
+        for bad in [
+            ["--driver-name", "../../etc"],
+            ["--driver-name", "Gpu.nvidia.com"],
+            ["--driver-name", "gpu..com"],
+            ["--driver-name", "gpu-.com"],
+            ["--driver-name", ""],
+            ["--kubelet-root", "kubelet"],
+            ["--cdi-root", ""],
+        ] {
+            let error = parse(&bad).unwrap_err();
+            assert!(error.contains(bad[0]) && error.contains("not a"), "{error}");
         }
     }
 }

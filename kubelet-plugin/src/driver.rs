@@ -53,10 +53,10 @@ struct Session {
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     /// No driver is found.
-    #[error(transparent)]
+    #[error("the NVIDIA driver on this node cannot be used: {0}")]
     Root(#[from] DriverRootError),
     /// NVML cannot be loaded or does not start.
-    #[error(transparent)]
+    #[error("the NVIDIA driver on this node cannot be used: {0}")]
     Library(#[from] kerf_nvml::OpenError),
     /// The engine's files cannot be used.
     #[error(transparent)]
@@ -100,7 +100,7 @@ impl Driver {
                 set_aside.reason,
                 set_aside.path.display()
             );
-            tracing::error!(message, "journal damaged");
+            tracing::error!(what = message, "journal damaged");
             self.events.node("JournalDamaged", &message);
         }
         drop(session);

@@ -92,7 +92,7 @@ impl Events {
     fn report(&self, about: About, reason: &str, message: &str) {
         let happening = Happening { about, reason: reason.to_owned(), message: message.to_owned() };
         if self.queue.try_send(happening).is_err() {
-            tracing::warn!(node = self.node_name, reason, message, "event dropped: the queue is full or closed");
+            tracing::warn!(node = self.node_name, reason, what = message, "event dropped: the queue is full or closed");
         }
     }
 }
@@ -110,7 +110,7 @@ impl EventWriter {
             let api: Api<Event> = Api::namespaced(client.clone(), happening.about.namespace());
             if let Err(error) = self.write(&api, &happening).await {
                 let Happening { reason, message, .. } = &happening;
-                tracing::warn!(reason, message, error = &error as &dyn std::error::Error, "event not written");
+                tracing::warn!(reason, what = message, error = &error as &dyn std::error::Error, "event not written");
             }
         }
     }

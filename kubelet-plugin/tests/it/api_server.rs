@@ -1,12 +1,14 @@
 //! An API server in memory, as far as the plugin uses one: objects by path, and a record of every write.
 
 use std::collections::BTreeMap;
+use std::future::IntoFuture as _;
 use std::sync::{Arc, Mutex};
 
 use http::{Method, Request, Response};
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 /// The server. Clones are the same.
 #[derive(Clone, Default)]
@@ -29,15 +31,33 @@ impl ApiServer {
             while let Some((request, answer)) = handle.next_request().await {
                 let (parts, body) = request.into_parts();
                 let body = body.collect_bytes().await.unwrap();
-                let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
-                let content_type = parts.headers.get("content-type").map(|value| value.to_str().unwrap().to_owned());
-                let (code, object) =
-                    server.serve(&parts.method, parts.uri.path(), content_type.as_deref().unwrap_or_default(), body);
-                let object = serde_json::to_vec(&object).unwrap();
+                let (code, object) = server.serve(&parts, &body);
                 answer.send_response(Response::builder().status(code).body(Body::from(object)).unwrap());
             }
         });
         Client::new(service, "default")
+    }
+
+    /// Serves HTTP, and gives a kubeconfig for it.
+    pub(crate) async fn listen(&self) -> Value {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let server = self.clone();
+        let answer = move |request: axum::extract::Request| async move {
+            let (parts, body) = request.into_parts();
+            let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+            let (code, object) = server.serve(&parts, &body);
+            Response::builder().status(code).body(axum::body::Body::from(object)).unwrap()
+        };
+        tokio::spawn(axum::serve(listener, axum::Router::new().fallback(answer)).into_future());
+        json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": {"server": url}}],
+            "users": [{"name": "test", "user": {}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "current-context": "test",
+        })
     }
 
     /// Puts an object at a path.
@@ -71,7 +91,14 @@ impl ApiServer {
         self.0.lock().unwrap().failing = failing;
     }
 
-    fn serve(&self, method: &Method, path: &str, content_type: &str, body: Value) -> (u16, Value) {
+    fn serve(&self, request: &http::request::Parts, body: &[u8]) -> (u16, Vec<u8>) {
+        let content_type = request.headers.get("content-type").map_or("", |value| value.to_str().unwrap());
+        let body = serde_json::from_slice(body).unwrap_or(Value::Null);
+        let (code, object) = self.answer(&request.method, request.uri.path(), content_type, body);
+        (code, serde_json::to_vec(&object).unwrap())
+    }
+
+    fn answer(&self, method: &Method, path: &str, content_type: &str, body: Value) -> (u16, Value) {
         let mut state = self.0.lock().unwrap();
         if state.failing {
             // Not one that the client tries again by itself.

@@ -4,10 +4,12 @@
 
 mod api_server;
 mod dra;
+mod driver;
 mod engine;
 mod engine_crash;
 mod engine_node;
 mod health;
+mod program;
 mod registration;
 mod reports;
 mod rpc;

@@ -1,0 +1,189 @@
+//! The program itself, as its kubelet sees it: from the start to SIGTERM.
+
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use kerf_kubelet_plugin::paths::Paths;
+use kerf_proto::dra::v1::dra_plugin_client::DraPluginClient;
+use kerf_proto::dra::v1::{
+    self, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest,
+};
+use kerf_proto::registration::registration_client::RegistrationClient;
+use kerf_proto::registration::{InfoRequest, RegistrationStatus};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::api_server::ApiServer;
+use crate::engine_node::Node;
+use crate::rpc;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Plugin {
+    api: ApiServer,
+    process: Child,
+    paths: Paths,
+    _directory: TempDir,
+}
+
+impl Plugin {
+    /// Starts the program on a node whose driver is at `driver_root`, and registers it as the kubelet does.
+    async fn start(driver_root: &Path) -> Plugin {
+        let directory = tempfile::tempdir().unwrap();
+        let (kubelet, cdi) = (directory.path().join("kubelet"), directory.path().join("cdi"));
+        let api = ApiServer::default();
+        api.put("/api/v1/nodes/node-1", json!({"metadata": {"name": "node-1", "uid": "node-uid"}}));
+        let kubeconfig = directory.path().join("kubeconfig");
+        std::fs::write(&kubeconfig, api.listen().await.to_string()).unwrap();
+        let process = Command::new(env!("CARGO_BIN_EXE_kerf-kubelet-plugin"))
+            .env("RUST_LOG", "error")
+            .args(["--node-name", "node-1", "--log-format", "json"])
+            .arg("--driver-root")
+            .arg(driver_root)
+            .arg("--kubelet-root")
+            .arg(&kubelet)
+            .arg("--cdi-root")
+            .arg(&cdi)
+            .arg("--kubeconfig")
+            .arg(&kubeconfig)
+            .spawn()
+            .unwrap();
+        let paths = Paths::new(&kubelet, &cdi, "gpu.nvidia.com");
+        let mut plugin = Plugin { api, process, paths, _directory: directory };
+        let socket = plugin.paths.registration_socket.clone();
+        plugin.until("registration socket", || socket.exists()).await;
+
+        let mut kubelet = RegistrationClient::new(rpc::connect(&socket).await);
+        let info = kubelet.get_info(InfoRequest {}).await.unwrap().into_inner();
+        assert_eq!(Path::new(&info.endpoint), plugin.paths.dra_socket);
+        let registered = RegistrationStatus { plugin_registered: true, error: String::new() };
+        kubelet.notify_registration_status(registered).await.unwrap();
+        plugin
+    }
+
+    /// Waits until something holds, while the program runs.
+    async fn until(&mut self, what: &str, mut holds: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds() {
+            assert_eq!(self.process.try_wait().unwrap(), None, "the program has ended");
+            assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until the status of the GpuNode is as it should be, and gives it.
+    async fn status(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let api = self.api.clone();
+        let status = || {
+            let found = api.get("/apis/kerf.dev/v1alpha1/gpunodes/node-1");
+            found.map_or(Value::Null, |object| object["status"].clone())
+        };
+        self.until(what, || is(&status())).await;
+        status()
+    }
+
+    fn lease_holder(&self) -> Option<String> {
+        let lease = self.api.get("/apis/coordination.k8s.io/v1/namespaces/kerf-system/leases/kubelet-plugin-node-1");
+        lease?["spec"]["holderIdentity"].as_str().map(str::to_owned)
+    }
+
+    fn claim(&self, name: &str, device: &str) -> v1::Claim {
+        let claim = json!({
+            "metadata": {"name": name, "namespace": "default", "uid": format!("uid-of-{name}")},
+            "spec": {},
+            "status": {"allocation": {"devices": {"results": [
+                {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "node-1", "device": device},
+            ]}}},
+        });
+        self.api.put(&format!("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{name}"), claim);
+        v1::Claim { namespace: "default".into(), uid: format!("uid-of-{name}"), name: name.into() }
+    }
+
+    async fn prepare(&self, claim: &v1::Claim) -> NodePrepareResourceResponse {
+        let mut kubelet = DraPluginClient::new(rpc::connect(&self.paths.dra_socket).await);
+        let request = NodePrepareResourcesRequest { claims: vec![claim.clone()] };
+        let mut answers = kubelet.node_prepare_resources(request).await.unwrap().into_inner().claims;
+        answers.remove(&claim.uid).unwrap()
+    }
+
+    async fn unprepare(&self, claim: &v1::Claim) -> String {
+        let mut kubelet = DraPluginClient::new(rpc::connect(&self.paths.dra_socket).await);
+        let request = NodeUnprepareResourcesRequest { claims: vec![claim.clone()] };
+        let mut answers = kubelet.node_unprepare_resources(request).await.unwrap().into_inner().claims;
+        answers.remove(&claim.uid).unwrap().error
+    }
+
+    async fn terminate(&mut self) -> ExitStatus {
+        let pid = Pid::from_child(&self.process);
+        kill_process(pid, Signal::TERM).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the program does not end");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        // Where a test has failed before the program ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_node_without_a_driver_says_so_and_serves_all_the_same() {
+    let nothing = tempfile::tempdir().unwrap();
+    let mut plugin = Plugin::start(nothing.path()).await;
+
+    let status = plugin.status("status", |status| status["registered"] == true).await;
+    let message = status["message"].as_str().unwrap();
+    assert!(message.starts_with("nothing is offered: ") && message.contains("libnvidia-ml.so.1"), "{message}");
+    let claim = plugin.claim("slice", "gpu-3b-00-0-mig-1g10gb-0");
+    let error = plugin.prepare(&claim).await.error;
+    assert!(error.starts_with("the NVIDIA driver on this node cannot be used: "), "{error}");
+    assert!(error.contains("libnvidia-ml.so.1"), "{error}");
+    assert_eq!(plugin.unprepare(&claim).await, "", "a claim that was never prepared");
+    assert!(plugin.lease_holder().is_some_and(|holder| holder.starts_with("node-1_")));
+
+    assert!(plugin.terminate().await.success());
+    assert!(!plugin.paths.registration_socket.exists() && !plugin.paths.dra_socket.exists());
+    assert_eq!(plugin.lease_holder(), None, "released");
+}
+
+#[tokio::test]
+async fn a_slice_is_carved_reported_and_removed() {
+    let node = Node::start("[{product: h100-80gb}, {product: l40s}]");
+    let mut plugin = Plugin::start(&node.root()).await;
+    let status = plugin.status("inventory", |status| status["gpus"][1]["offer"] == "Whole").await;
+    assert_eq!(status["gpus"][0]["offer"], "WholeOrPartitions", "{status}");
+    assert_eq!(status["gpus"][0]["name"], "gpu-3b-00-0");
+    assert_eq!(status["driverVersion"], "535.261.03");
+    assert_eq!(status.get("message"), None);
+
+    let device = "gpu-3b-00-0-mig-1g10gb-4";
+    let claim = plugin.claim("slice", device);
+    let prepared = plugin.prepare(&claim).await;
+    assert_eq!(prepared.error, "");
+    assert_eq!(prepared.devices[0].device_name, device);
+    assert_eq!(prepared.devices[0].cdi_device_ids, [format!("k8s.gpu.nvidia.com/claim=uid-of-slice-{device}")]);
+    let status = plugin
+        .status("instance", |status| status["gpus"][0]["mig"]["instances"][0]["claimUid"] == "uid-of-slice")
+        .await;
+    assert_eq!(status["gpus"][0]["mig"]["instances"][0]["placement"], json!({"start": 4, "size": 1}));
+    assert_eq!(status["gpus"][0]["offer"], "WholeOrPartitions", "the instance is explained");
+    assert_eq!(plugin.prepare(&claim).await, prepared, "the same again");
+
+    let other = plugin.prepare(&plugin.claim("other", device)).await;
+    assert!(other.devices.is_empty() && other.error.contains("default/slice"), "{}", other.error);
+
+    assert_eq!(plugin.unprepare(&claim).await, "");
+    plugin.status("no instance", |status| status["gpus"][0]["mig"]["instances"] == json!([])).await;
+    assert!(plugin.terminate().await.success());
+}
