@@ -62,9 +62,7 @@ pub enum DriverError {
     #[error(transparent)]
     Engine(#[from] OpenError),
     /// A claim holds devices, and to take them back the driver is needed.
-    #[error(
-        "the claim's devices cannot be taken back without the NVIDIA driver, the kubelet tries again by itself: {0}"
-    )]
+    #[error("the claim's devices cannot be taken back yet, the kubelet tries again by itself: {0}")]
     StillHeld(Box<DriverError>),
 }
 

@@ -29,6 +29,9 @@ const REPEAT: Duration = Duration::from_secs(60);
 /// When an event that did not come again is forgotten. The API server keeps events for one hour by default.
 const FORGET: Duration = Duration::from_secs(3600);
 
+/// The longest name of an object (`k8s.io/apimachinery` `DNS1123SubdomainMaxLength`).
+const NAME_BYTES: usize = 253;
+
 /// Takes events. Clones share one queue.
 #[derive(Clone, Debug)]
 pub struct Events {
@@ -144,8 +147,7 @@ fn event(happening: &Happening, node_name: &str) -> Event {
     let object = about.reference(node_name);
     Event {
         metadata: ObjectMeta {
-            // As client-go names them: the object and the time.
-            name: Some(format!("{}.{:x}", object.name.as_deref().unwrap_or_default(), now.as_nanosecond())),
+            name: Some(name(object.name.as_deref().unwrap_or_default(), now)),
             namespace: Some(about.namespace().to_owned()),
             ..ObjectMeta::default()
         },
@@ -165,6 +167,14 @@ fn event(happening: &Happening, node_name: &str) -> Event {
         event_time: None::<MicroTime>,
         ..Event::default()
     }
+}
+
+/// As client-go names events, by object and time; but never longer than a name may be.
+fn name(object: &str, now: Timestamp) -> String {
+    let time = format!(".{:x}", now.as_nanosecond());
+    let room = NAME_BYTES - time.len();
+    let object = object[..object.floor_char_boundary(room)].trim_end_matches(['-', '.']);
+    format!("{object}{time}")
 }
 
 impl About {
@@ -195,5 +205,18 @@ impl About {
                 ..ObjectReference::default()
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_events_are_names() {
+        let now = Timestamp::from_second(1).unwrap();
+        assert_eq!(name("slice", now), "slice.3b9aca00");
+        let long = name(&format!("{}-{}", "a".repeat(243), "b".repeat(9)), now);
+        assert_eq!(long, format!("{}.3b9aca00", "a".repeat(243)));
     }
 }

@@ -123,7 +123,9 @@ impl Holder {
         let Some(found) = found else { return true };
         let Some(holder) = found.holder_identity.as_deref().filter(|holder| !holder.is_empty()) else { return true };
         let good_for = SignedDuration::from_secs(found.lease_duration_seconds.unwrap_or_default().into());
-        let expired = found.renew_time.as_ref().is_none_or(|renewed| renewed.0 + good_for < now);
+        // A renewal in the future is of a clock that was set back since, and says nothing about a living process.
+        let renewed = found.renew_time.as_ref().map(|renewed| now.duration_since(renewed.0));
+        let expired = renewed.is_none_or(|age| age.abs() > good_for);
         let later = found.acquire_time.as_ref().is_some_and(|acquired| acquired.0 > self.since);
         holder == self.identity || expired || !later
     }
@@ -149,6 +151,7 @@ mod tests {
         assert!(new.may_take(Some(&old.spec(at(209))), now), "a successor need not wait");
         assert!(!old.may_take(Some(&new.spec(at(209))), now), "a predecessor stands back");
         assert!(old.may_take(Some(&new.spec(at(170))), now), "unless the successor died");
+        assert!(old.may_take(Some(&new.spec(at(3600))), now), "or the clock was set back");
         assert!(old.may_take(Some(&old.spec(at(100))), now));
         assert!(old.may_take(None, now));
         assert!(old.may_take(Some(&LeaseSpec { acquire_time: Some(MicroTime(at(205))), ..LeaseSpec::default() }), now));

@@ -5,7 +5,7 @@
 //! * [`inventory`] reads what the node has, and decides what may be offered of it.
 //! * [`registration`], [`dra`] and [`health`] are the services the kubelet calls; [`claim`] checks what it asks for.
 //! * [`node_status`], [`lease`] and [`events`] are what the plugin tells the API server.
-//! * [`run`] wires them.
+//! * [`run()`] wires them.
 //!
 //! Architecture invariant: the plugin never writes a ResourceSlice or a claim. What it knows goes into its GpuNode, and
 //! the controller alone publishes devices: a stolen node identity cannot offer devices elsewhere.
