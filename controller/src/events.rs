@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ObjectReference;
+use jiff::Timestamp;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kerf_api::{GpuNode, names};
-use kube::runtime::events::{Event, EventType, Recorder};
-use kube::{Client, Resource as _};
+use kube::api::PostParams;
+use kube::{Api, Client, Resource as _, ResourceExt as _};
 use tracing::warn;
 
 use crate::render::Remark;
@@ -16,38 +18,51 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest note of an Event, in bytes.
 const LONGEST_NOTE: usize = 1024;
 
+/// Where Events about objects without a namespace belong.
+const NAMESPACE: &str = "default";
+
 /// Writes Events about GpuNodes. `kubectl describe gpunode` shows them.
 #[derive(Clone)]
 pub struct Reporter {
-    recorder: Recorder,
+    api: Api<Event>,
+    identity: String,
 }
 
 impl Reporter {
     /// `identity` names this process in the Events.
-    pub fn new(client: Client, identity: &str) -> Reporter {
-        let reporter = kube::runtime::events::Reporter {
-            controller: names::CONTROLLER.to_owned(),
-            instance: Some(identity.to_owned()),
-        };
-        Reporter { recorder: Recorder::new(client, reporter) }
+    pub fn new(client: Client, identity: impl Into<String>) -> Reporter {
+        Reporter { api: Api::namespaced(client, NAMESPACE), identity: identity.into() }
     }
 
     /// Says `remark` about `gpu_node`. A failure is logged and nothing else: the remark is in the log as well.
     pub async fn report(&self, gpu_node: &GpuNode, remark: &Remark) {
+        let event = self.event(gpu_node, remark, Timestamp::now());
+        let params = PostParams::default();
+        match tokio::time::timeout(PATIENCE, self.api.create(&params, &event)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => warn!(error = &error as &dyn std::error::Error, "cannot write an Event"),
+            Err(_) => warn!("cannot write an Event: no answer within {PATIENCE:?}"),
+        }
+    }
+
+    fn event(&self, gpu_node: &GpuNode, remark: &Remark, now: Timestamp) -> Event {
         let mut note = remark.to_string();
         note.truncate(note.floor_char_boundary(LONGEST_NOTE));
-        let event = Event {
-            type_: EventType::Warning,
-            reason: remark.reason().to_owned(),
+        Event {
+            metadata: ObjectMeta {
+                generate_name: Some(format!("{}.", gpu_node.name_any())),
+                namespace: Some(NAMESPACE.to_owned()),
+                ..ObjectMeta::default()
+            },
+            type_: Some("Warning".to_owned()),
+            reason: Some(remark.reason().to_owned()),
+            action: Some("Publish".to_owned()),
             note: Some(note),
-            action: "Publish".to_owned(),
-            secondary: None,
-        };
-        let about: ObjectReference = gpu_node.object_ref(&());
-        match tokio::time::timeout(PATIENCE, self.recorder.publish(&event, &about)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => warn!(%error, "cannot write an Event"),
-            Err(_) => warn!("cannot write an Event: no answer within {PATIENCE:?}"),
+            regarding: Some(gpu_node.object_ref(&())),
+            event_time: Some(MicroTime(now)),
+            reporting_controller: Some(names::CONTROLLER.to_owned()),
+            reporting_instance: Some(self.identity.clone()),
+            ..Event::default()
         }
     }
 }

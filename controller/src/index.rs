@@ -297,7 +297,7 @@ impl Feed<GpuNode> for Index {
     }
 
     fn reset(&mut self, gpu_nodes: Vec<GpuNode>, now: Now) {
-        let names = gpu_nodes.iter().map(|gpu_node| gpu_node.name_any()).collect();
+        let names = gpu_nodes.iter().map(GpuNode::name_any).collect();
         self.retain(&names, |state| {
             state.unregistered_since = None;
             state.gpu_node.take().is_some()
@@ -326,7 +326,7 @@ impl Feed<PartialObjectMeta<Node>> for Index {
     }
 
     fn reset(&mut self, objects: Vec<PartialObjectMeta<Node>>, now: Now) {
-        let names = objects.iter().map(|object| object.name_any()).collect();
+        let names = objects.iter().map(PartialObjectMeta::name_any).collect();
         self.retain(&names, |state| state.uid.take().is_some());
         objects.into_iter().for_each(|object| self.apply(object, now));
     }

@@ -3,6 +3,8 @@
 //! The API server rewrites what it stores: quantities get another spelling, empty lists vanish, taints get a time. A
 //! plain `==` would find a difference for ever and write for ever.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::resource::v1::{Counter, DeviceCapacity, ResourcePool, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use sha1::{Digest as _, Sha1};
@@ -44,9 +46,9 @@ fn normalize(spec: &mut ResourceSliceSpec) {
         drop_false(&mut device.allow_multiple_allocations);
         drop_false(&mut device.binds_to_node);
         drop_empty(&mut device.node_name, String::is_empty);
-        drop_empty(&mut device.attributes, |map| map.is_empty());
-        drop_empty(&mut device.capacity, |map| map.is_empty());
-        drop_empty(&mut device.node_allocatable_resources, |map| map.is_empty());
+        drop_empty(&mut device.attributes, BTreeMap::is_empty);
+        drop_empty(&mut device.capacity, BTreeMap::is_empty);
+        drop_empty(&mut device.node_allocatable_resources, BTreeMap::is_empty);
         drop_empty(&mut device.binding_conditions, Vec::is_empty);
         drop_empty(&mut device.binding_failure_conditions, Vec::is_empty);
         drop_empty(&mut device.consumes_counters, Vec::is_empty);

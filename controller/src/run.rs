@@ -112,11 +112,12 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let gpu_nodes = Api::<GpuNode>::all(client.clone());
     parts.start(
         "watches ResourceSlices",
-        watches.watch(Api::all(client.clone()), slices, "ResourceSlices", to_observed),
+        watches
+            .watch(Api::all(client.clone()), slices, "ResourceSlices", |slice: ResourceSlice| Observed::from(&slice)),
     );
-    parts.start("watches Leases", watches.watch(leases.clone(), everything(), "Leases", same));
-    parts.start("watches Nodes", watches.watch(nodes, everything(), "Nodes", same));
-    parts.start("watches GpuNodes", watches.watch(gpu_nodes, everything(), "GpuNodes", same));
+    parts.start("watches Leases", watches.watch(leases.clone(), everything(), "Leases", std::convert::identity));
+    parts.start("watches Nodes", watches.watch(nodes, everything(), "Nodes", std::convert::identity));
+    parts.start("watches GpuNodes", watches.watch(gpu_nodes, everything(), "GpuNodes", std::convert::identity));
     let pending = readiness.wait_for("API server features");
     let probing =
         keep_probing(client.clone(), driver_name.clone(), features.clone(), pending, doubt.clone(), stop.clone());
@@ -128,7 +129,7 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let candidate = Candidate::new(store, &identity, leading, Timestamp::now, random);
     parts.start("elects a leader", fine(candidate.run(stop_leading.clone())));
 
-    let reporter = Reporter::new(client.clone(), &identity);
+    let reporter = Reporter::new(client.clone(), identity);
     let writer = Writer { client, driver: driver_name, index, features, leading: is_leading, reporter };
     let (writer_stop, last_write) = (stop.clone(), stop_leading.drop_guard());
     parts.start("writes ResourceSlices", async move {
@@ -140,7 +141,7 @@ pub async fn run(args: Args) -> Result<(), RunError> {
         Ok(())
     });
 
-    parts.run(stop).await
+    parts.run(&stop).await
 }
 
 /// What all watches share.
@@ -169,14 +170,6 @@ impl Watches {
     }
 }
 
-fn same<T>(object: T) -> T {
-    object
-}
-
-fn to_observed(slice: ResourceSlice) -> Observed {
-    Observed::from(&slice)
-}
-
 async fn fine(part: impl Future<Output = ()>) -> Result<(), RunError> {
     part.await;
     Ok(())
@@ -191,7 +184,7 @@ impl Parts {
     }
 
     /// Waits for a signal, then stops everything; or for the first part that breaks.
-    async fn run(mut self, stop: CancellationToken) -> Result<(), RunError> {
+    async fn run(mut self, stop: &CancellationToken) -> Result<(), RunError> {
         let signals = |kind| signal(kind).map_err(|source| RunError::Signal { source });
         let (mut terminate, mut interrupt) = (signals(SignalKind::terminate())?, signals(SignalKind::interrupt())?);
         let broken = tokio::select! {

@@ -147,14 +147,14 @@ impl Writer {
                 leads && features.wait_for(Option::is_some).await.is_ok()
             };
             match stop.run_until_cancelled(leads).await {
-                Some(true) => self.lead(&mut features, &stop).await,
-                Some(false) | None => return,
+                Some(true) if self.lead(&mut features, &stop).await == Next::Follow => {}
+                _ => return,
             }
         }
     }
 
     /// Writes while this process leads.
-    async fn lead(&self, features: &mut watch::Receiver<Option<ServerFeatures>>, stop: &CancellationToken) {
+    async fn lead(&self, features: &mut watch::Receiver<Option<ServerFeatures>>, stop: &CancellationToken) -> Next {
         info!("writing ResourceSlices");
         let mut leading = self.leading.clone();
         let mut queue = Queue::default();
@@ -191,14 +191,15 @@ impl Writer {
                 () = timer => {}
                 changed = features.changed() => match changed {
                     Ok(()) => self.mark_all(&mut queue),
-                    Err(_) => return,
+                    Err(_) => break,
                 },
-                // Another process may write from here on: what is under way is given up at once.
                 lost = leading.wait_for(|leading| !*leading) => {
-                    if lost.is_ok() {
-                        warn!("leadership lost: no longer writing ResourceSlices");
+                    if lost.is_err() {
+                        break;
                     }
-                    return;
+                    // Another process may write from here on: what is under way is given up at once.
+                    warn!("leadership lost: no longer writing ResourceSlices");
+                    return Next::Follow;
                 }
                 () = stop.cancelled() => break,
             }
@@ -207,6 +208,7 @@ impl Writer {
         if tokio::time::timeout(LAST_PATIENCE, finish).await.is_err() {
             warn!("stopped in the middle of writing; the next leader completes it");
         }
+        Next::End
     }
 
     fn mark_all(&self, queue: &mut Queue) {
@@ -370,6 +372,15 @@ impl Writer {
     fn api(&self) -> Api<ResourceSlice> {
         Api::all(self.client.clone())
     }
+}
+
+/// What a writer does when it has led.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// Waits until it leads again.
+    Follow,
+    /// Ends.
+    End,
 }
 
 /// How one look at a node ended.

@@ -38,7 +38,7 @@ mod rank {
 /// What a node shall offer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rendering {
-    /// The slices, those with counter sets first. Generation and slice count of the pool are left at 0: only
+    /// The slices in the order of their names, those with counter sets first. Generation and slice count of the pool are left at 0: only
     /// [`diff`](crate::diff) knows them.
     pub slices: Vec<ResourceSlice>,
     /// What is not offered although the plugin offered it, for a person.
@@ -173,6 +173,7 @@ impl<'a> Layout<'a> {
             .map(|(index, sets)| self.slice(rank::COUNTERS, &format!("counters-{index}"), Some(sets.to_vec()), None));
         let mut slices: Vec<ResourceSlice> = counters.collect();
         slices.append(&mut self.slices);
+        slices.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
         if slices.is_empty() {
             slices.push(self.slice(rank::COUNTERS, "empty", None, None));
         }

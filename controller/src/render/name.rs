@@ -7,16 +7,20 @@ use sha1::{Digest, Sha1};
 /// The longest name of an object, a DNS subdomain.
 const LONGEST: usize = 253;
 
+/// The longest `part`: a DNS label, a dash and two digits.
+const LONGEST_PART: usize = 63 + 3;
+
 /// The name of one slice: `<node>-<driver>-<rank>-<part>`.
 ///
 /// The scheduler tries the slices of a pool in the order of their names (Kubernetes 1.36 and later), so `rank` and
 /// `part` decide which GPU is tried first. The name depends on nothing but what the slice holds: a neighbour that
 /// appears or vanishes renames no slice, and a create that is repeated meets the object of the first try.
 ///
-/// A name that would be too long keeps the beginning of the node's name and a hash of the whole of it.
+/// A node's name for which names could become too long is cut in all of them alike, and a hash of it is added.
 pub(super) fn slice(node: &str, driver: &str, rank: u8, part: &str) -> String {
     let rest = format!("-{driver}-{rank:03}-{part}");
-    if node.len() + rest.len() <= LONGEST {
+    let room = LONGEST.saturating_sub(rest.len() - part.len() + LONGEST_PART);
+    if node.len() <= room {
         return format!("{node}{rest}");
     }
     let hash = Sha1::digest(node).iter().take(8).fold(String::from("-"), |mut text, byte| {
@@ -24,8 +28,7 @@ pub(super) fn slice(node: &str, driver: &str, rank: u8, part: &str) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     });
-    let kept = LONGEST.saturating_sub(hash.len() + rest.len());
-    let kept = node.get(..kept).unwrap_or_default().trim_end_matches(['-', '.']);
+    let kept = node.get(..room.saturating_sub(hash.len())).unwrap_or_default().trim_end_matches(['-', '.']);
     format!("{kept}{hash}{rest}")
 }
 
@@ -47,13 +50,17 @@ mod tests {
         let driver = "gpu.nvidia.com";
         let name = |node: &str| slice(node, driver, 2, "gpu-0001-3b-00-0");
         assert_eq!(name("n"), "n-gpu.nvidia.com-002-gpu-0001-3b-00-0");
-        let longest_kept = 253 - "-gpu.nvidia.com-002-gpu-0001-3b-00-0".len();
+        let longest_kept = 253 - "-gpu.nvidia.com-002-".len() - 66;
         for length in [longest_kept, longest_kept + 1, 253] {
             let [a, b] = ["a", "b"].map(|end| name(&format!("{}{end}", "x.".repeat(127)[..length - 1].to_owned())));
             assert!(a.len() <= 253, "{a}");
             assert_ne!(a, b);
             assert!(!a.contains("..") && !a.contains(".-") && !a.contains("-."), "every part is a DNS label: {a}");
             assert!(a.ends_with("-gpu.nvidia.com-002-gpu-0001-3b-00-0"));
+            let node = "x.".repeat(126);
+            let ordered = [(0, "z".repeat(66)), (1, "g".repeat(66)), (1, "h".into()), (2, "a".into())];
+            let names = ordered.map(|(rank, part)| slice(&node, driver, rank, &part));
+            assert!(names.is_sorted() && names.iter().all(|name| name.len() <= 253), "{names:?}");
         }
     }
 

@@ -1,0 +1,116 @@
+//! GPU nodes as their plugin would describe them.
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use k8s_openapi::jiff::Timestamp;
+use kerf_api::{
+    Attribute, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuOffer, MigPlacement, MigProfile,
+    MigStatus, names,
+};
+use kerf_mig::product::{ModeSwitch, Product};
+use kube::core::PartialObjectMeta;
+
+pub(crate) const DRIVER: &str = "gpu.nvidia.com";
+pub(crate) const NODE_UID: &str = "00000000-0000-0000-0000-0000000000aa";
+
+/// A GPU of a known product at PCI bus `bus`, offering what it could when MIG is off.
+pub(crate) fn gpu(product: &str, bus: u8) -> Gpu {
+    let product = Product::by_key(product).unwrap();
+    let (major, minor) = product.compute_capability;
+    let attributes = [
+        ("architecture", Attribute::string(format!("{:?}", product.architecture))),
+        ("brand", Attribute::string(&product.brand)),
+        ("cudaComputeCapability", Attribute::version(format!("{major}.{minor}.0"))),
+        ("resource.kubernetes.io/pcieRoot", Attribute::string("pci0000:00")),
+    ];
+    let switchable = product.mig.as_ref().is_some_and(|mig| mig.mode == ModeSwitch::Switchable);
+    Gpu {
+        name: format!("gpu-{bus:02x}-00-0"),
+        offer: if switchable { GpuOffer::WholeOrPartitions } else { GpuOffer::Whole },
+        pci_bus_id: format!("0000:{bus:02x}:00.0"),
+        uuid: format!("GPU-00000000-0000-0000-0000-0000000000{bus:02x}"),
+        product: product.name.clone(),
+        memory_mib: product.memory_mib,
+        attributes: attributes.map(|(name, value)| (name.to_owned(), value)).into(),
+        mig: product.mig.as_ref().map(|mig| MigStatus {
+            switchable,
+            profiles: mig.profiles.iter().map(|profile| self::profile(&profile.profile)).collect(),
+            ..MigStatus::default()
+        }),
+        ..Gpu::default()
+    }
+}
+
+fn profile(profile: &kerf_mig::Profile) -> MigProfile {
+    MigProfile {
+        id: profile.id,
+        name: profile.name.clone(),
+        compute_slices: profile.compute_slices,
+        memory_mib: profile.memory_mib,
+        multiprocessors: profile.engines.multiprocessors,
+        copy_engines: profile.engines.copy_engines,
+        decoders: profile.engines.decoders,
+        encoders: profile.engines.encoders,
+        jpeg_engines: profile.engines.jpeg_engines,
+        ofa_engines: profile.engines.ofa_engines,
+        max_instances: profile.max_instances,
+        placements: profile.placements.iter().map(|p| MigPlacement { start: p.start, size: p.size }).collect(),
+    }
+}
+
+/// A GPU on which something is carved.
+pub(crate) fn carved(mut gpu: Gpu) -> Gpu {
+    gpu.mig.as_mut().unwrap().instances.push(GpuInstanceStatus {
+        id: 7,
+        profile_id: 19,
+        ..GpuInstanceStatus::default()
+    });
+    gpu
+}
+
+/// A node whose plugin is registered.
+pub(crate) fn node(name: &str, gpus: Vec<Gpu>) -> GpuNode {
+    let mut node = GpuNode::new(name, GpuNodeSpec {});
+    node.metadata.uid = Some(format!("uid-of-gpunode-{name}"));
+    node.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "v1".into(),
+        kind: "Node".into(),
+        name: name.into(),
+        uid: NODE_UID.into(),
+        ..OwnerReference::default()
+    }]);
+    node.status = Some(GpuNodeStatus {
+        driver_name: DRIVER.into(),
+        registered: true,
+        driver_version: Some("535.261.03".into()),
+        cuda_driver_version: Some("12.2".into()),
+        gpus,
+        ..GpuNodeStatus::default()
+    });
+    node
+}
+
+pub(crate) fn registered(mut node: GpuNode, registered: bool) -> GpuNode {
+    node.status.as_mut().unwrap().registered = registered;
+    node
+}
+
+/// The Node object, as a metadata watch shows it.
+pub(crate) fn core_node(name: &str, uid: &str) -> PartialObjectMeta<Node> {
+    let metadata = ObjectMeta { name: Some(name.into()), uid: Some(uid.into()), ..ObjectMeta::default() };
+    PartialObjectMeta { types: None, metadata, _phantom: std::marker::PhantomData }
+}
+
+/// The lease of a plugin; an empty `holder` is a released one.
+pub(crate) fn lease(node: &str, holder: &str, renewed: Timestamp) -> Lease {
+    Lease {
+        metadata: ObjectMeta { name: Some(names::plugin_lease(node)), ..ObjectMeta::default() },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(holder.to_owned()).filter(|holder| !holder.is_empty()),
+            lease_duration_seconds: Some(30),
+            renew_time: Some(MicroTime(renewed)),
+            ..LeaseSpec::default()
+        }),
+    }
+}

@@ -1,0 +1,12 @@
+//! Tests of the controller without a cluster: golden files, properties, simulated time, and an API server in memory.
+
+#![expect(clippy::unwrap_used, reason = "in a test that is how to say what must hold")]
+
+mod api_server;
+mod diff;
+mod fixtures;
+mod golden;
+mod index;
+mod leader;
+mod probe;
+mod writer;

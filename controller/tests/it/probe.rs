@@ -1,0 +1,69 @@
+//! What is found out about a server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kerf_controller::features::{Counters, ServerFeatures};
+use kerf_controller::health::Readiness;
+use kerf_controller::probe::{keep_probing, probe};
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::api_server::ApiServer;
+use crate::fixtures::DRIVER;
+
+#[tokio::test]
+async fn each_kind_of_server() {
+    for counters in [Counters::None, Counters::Combined, Counters::Separate] {
+        let server = ApiServer::new(counters);
+        assert_eq!(probe(&server.client(), DRIVER).await.unwrap(), ServerFeatures { counters });
+        assert!(server.state().slices.is_empty() && server.state().writes.is_empty(), "nothing is left behind");
+    }
+}
+
+/// A refusal to let us try says nothing about counters.
+#[tokio::test]
+async fn no_answer_is_no_knowledge() {
+    for code in [401, 403, 500] {
+        let server = ApiServer::new(Counters::Separate);
+        server.state().refuses = Some(code);
+        assert!(probe(&server.client(), DRIVER).await.is_err());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn knowledge_follows_the_server() {
+    let server = ApiServer::new(Counters::None);
+    server.state().refuses = Some(503);
+    let (features, mut known) = watch::channel(None);
+    let (readiness, doubt, stop) = (Readiness::default(), Arc::new(Notify::new()), CancellationToken::new());
+    let pending = readiness.wait_for("features");
+    let probing =
+        tokio::spawn(keep_probing(server.client(), DRIVER.into(), features, pending, doubt.clone(), stop.clone()));
+    let minutes = |n: u64| Duration::from_secs(60 * n);
+
+    tokio::time::sleep(minutes(2)).await;
+    assert_eq!(*known.borrow(), None);
+    assert_eq!(readiness.pending(), ["features"]);
+    server.state().refuses = None;
+    let wanted = |counters| move |known: &Option<ServerFeatures>| *known == Some(ServerFeatures { counters });
+    known.wait_for(wanted(Counters::None)).await.unwrap();
+    readiness.ready().await;
+
+    // A quiet server is tried rarely.
+    let before = server.state().dry_runs;
+    tokio::time::sleep(minutes(9)).await;
+    assert_eq!(server.state().dry_runs, before);
+
+    // Another version is noticed within a minute or so.
+    (server.state().version, server.state().counters) = ("v1.36.0", Counters::Separate);
+    tokio::time::timeout(minutes(2), known.wait_for(wanted(Counters::Separate))).await.unwrap().unwrap();
+
+    // The same version with other gates: when a watch was interrupted.
+    server.state().counters = Counters::Combined;
+    doubt.notify_one();
+    tokio::time::timeout(Duration::from_secs(5), known.wait_for(wanted(Counters::Combined))).await.unwrap().unwrap();
+
+    stop.cancel();
+    probing.await.unwrap();
+}
