@@ -107,7 +107,7 @@ async fn write(client: &Client, node_name: &str, status: &GpuNodeStatus) -> Resu
         "apiVersion": GpuNode::api_version(&()),
         "kind": GpuNode::kind(&()),
         // Not the object of a node that was deleted and came back meanwhile.
-        "metadata": {"uid": found.uid()},
+        "metadata": {"name": node_name, "uid": found.uid()},
         "status": status,
     }));
     let params = PatchParams::apply(names::KUBELET_PLUGIN).force();
