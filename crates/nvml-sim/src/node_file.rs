@@ -5,7 +5,7 @@
 //! cudaDriverVersion: "12.2"
 //! nodeName: node-1              # optional: makes the UUIDs of two nodes differ
 //! uuids: deterministic          # or: fresh
-//! latency: none                 # or: real, or a map of NVML functions to durations
+//! latency: none                 # or: real, or {nvmlGpuInstanceDestroy: 1s, ...}: s, ms, or a number of ms
 //! gpus:
 //! - product: h100-80gb          # a key of kerf-mig's products
 //!   count: 2                    # default 1
@@ -74,26 +74,39 @@ struct MigEntry {
 }
 
 /// How long calls take.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "LatencyEntry")]
 pub enum Latency {
     /// A set with a name.
     Named(LatencySet),
     /// By NVML function.
-    #[serde(deserialize_with = "durations")]
     Calls(BTreeMap<String, Duration>),
-    /// As [`LatencySet::None`].
-    #[default]
-    #[serde(skip)]
-    Default,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum LatencyEntry {
+    Name(String),
+    Calls(BTreeMap<String, TimeEntry>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TimeEntry {
+    Milliseconds(u64),
+    Text(String),
+}
+
+impl Default for Latency {
+    fn default() -> Latency {
+        Latency::Named(LatencySet::None)
+    }
 }
 
 /// Latencies with a name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LatencySet {
     /// Nothing takes time.
-    #[default]
     None,
     /// About as long as on hardware, see [`crate::daemon::real_latencies`].
     Real,
@@ -339,20 +352,37 @@ impl<'de> Deserialize<'de> for CudaVersion {
     }
 }
 
-fn durations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Duration>, D::Error> {
-    let texts = BTreeMap::<String, String>::deserialize(deserializer)?;
-    let entry = |(call, text): (String, String)| match parse_duration(&text) {
-        Some(duration) => Ok((call, duration)),
-        None => Err(serde::de::Error::custom(format!("{text:?} is no duration such as 1s or 250ms"))),
-    };
-    texts.into_iter().map(entry).collect()
+impl TryFrom<LatencyEntry> for Latency {
+    type Error = String;
+
+    fn try_from(entry: LatencyEntry) -> Result<Latency, String> {
+        let time = |(call, time)| {
+            let duration = match time {
+                TimeEntry::Milliseconds(ms) => Duration::from_millis(ms),
+                TimeEntry::Text(text) => parse_duration(&text)
+                    .ok_or_else(|| format!("{call}: {text:?} is no time such as 1s, 250ms or 250"))?,
+            };
+            Ok((call, duration))
+        };
+        match entry {
+            LatencyEntry::Name(name) if name == "none" => Ok(Latency::Named(LatencySet::None)),
+            LatencyEntry::Name(name) if name == "real" => Ok(Latency::Named(LatencySet::Real)),
+            LatencyEntry::Name(name) => {
+                Err(format!("latency {name:?} is neither none nor real nor a map of functions"))
+            }
+            LatencyEntry::Calls(calls) => {
+                Ok(Latency::Calls(calls.into_iter().map(time).collect::<Result<_, String>>()?))
+            }
+        }
+    }
 }
 
-/// A duration such as `1s`, `1.5s` or `250ms`.
+/// A time such as `1s`, `1.5s` or `250ms`; without a unit, milliseconds.
 pub fn parse_duration(text: &str) -> Option<Duration> {
-    let (number, unit) = match text.strip_suffix("ms") {
-        Some(number) => (number, 0.001),
-        None => (text.strip_suffix('s')?, 1.0),
+    let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
+        (Some(number), _) => (number, 0.001),
+        (None, Some(number)) => (number, 1.0),
+        (None, None) => (text, 0.001),
     };
     Duration::try_from_secs_f64(number.trim().parse::<f64>().ok()? * unit).ok()
 }
@@ -398,8 +428,10 @@ mod tests {
     #[test]
     fn latencies_by_name_and_by_call() {
         assert_eq!(parse("latency: real\ngpus: []").unwrap().latency, Latency::Named(LatencySet::Real));
-        let calls = parse("latency: {nvmlGpuInstanceDestroy: 1.5s, nvmlInit_v2: 20ms}\ngpus: []").unwrap().latency;
-        let expected = [("nvmlGpuInstanceDestroy", 1500), ("nvmlInit_v2", 20)];
+        let calls = parse("latency: {nvmlGpuInstanceDestroy: 1.5s, nvmlInit_v2: 20ms, nvmlShutdown: 30}\ngpus: []")
+            .unwrap()
+            .latency;
+        let expected = [("nvmlGpuInstanceDestroy", 1500), ("nvmlInit_v2", 20), ("nvmlShutdown", 30)];
         let expected = expected.map(|(call, ms)| (call.to_owned(), Duration::from_millis(ms)));
         assert_eq!(calls, Latency::Calls(expected.into()));
     }
@@ -416,7 +448,8 @@ mod tests {
             ("gpus: [{product: h100-80gb, virtualization: vgpu, mig: {current: true}}]", "has no MIG"),
             ("gpus: [{product: t4, count: 33}]", "33 GPUs"),
             ("gpus: [{product: t4, colour: red}]", "colour"),
-            ("latency: {nvmlInit_v2: soon}\ngpus: []", "expected form"),
+            ("latency: {nvmlInit_v2: soon}\ngpus: []", "nvmlInit_v2: \"soon\" is no time"),
+            ("latency: slow\ngpus: []", "neither none nor real"),
         ] {
             let error = parse(rest).expect_err(rest).to_string();
             assert!(error.contains(expected), "{rest}: {error}");

@@ -99,12 +99,8 @@ fn control(client: &Client, command: Ctl) -> Result<()> {
         Ctl::Reload => ask(Control::Reload),
         Ctl::Latency { latency } => {
             let (function, time) = latency.split_once('=').context("expected <function>=<time>")?;
-            let ms = match time.parse() {
-                Ok(ms) => ms,
-                Err(_) => parse_duration(time)
-                    .and_then(|duration| u64::try_from(duration.as_millis()).ok())
-                    .with_context(|| format!("{time:?} is no time such as 1000, 1s or 250ms"))?,
-            };
+            let ms = parse_duration(time).and_then(|time| u64::try_from(time.as_millis()).ok());
+            let ms = ms.with_context(|| format!("{time:?} is no time such as 1s, 250ms or 250"))?;
             ask(Control::Latency(function.to_owned(), ms))
         }
         Ctl::Break { gpu } => ask(Control::Break(place(client, &gpu)?, true)),

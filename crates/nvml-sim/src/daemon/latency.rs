@@ -36,7 +36,7 @@ impl Latencies {
         Latencies(RwLock::new(match latency {
             Latency::Calls(calls) => calls,
             Latency::Named(LatencySet::Real) => real_latencies(),
-            Latency::Named(LatencySet::None) | Latency::Default => BTreeMap::new(),
+            Latency::Named(LatencySet::None) => BTreeMap::new(),
         }))
     }
 

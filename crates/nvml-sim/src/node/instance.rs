@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kerf_mig::product::{ComputeInstanceProfile, GpuInstanceProfile, Product};
 use kerf_mig::{Offer, Placement};
+use nvml_wrapper_sys::bindings::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT as NVML_COMPUTEMODE_DEFAULT;
 
 use super::uuid::{fresh_mig_uuid, mig_uuid};
 use super::{GpuSpec, Uuids};
@@ -28,6 +29,7 @@ pub(super) struct ComputeInstance {
     pub(super) profile: ComputeInstanceProfile,
     pub(super) placement: Placement,
     pub(super) uuid: String,
+    pub(super) compute_mode: u32,
 }
 
 /// NVML's only engine profile of compute instances: all engines are shared.
@@ -104,7 +106,14 @@ impl GpuInstance {
             Uuids::Deterministic => mig_uuid(&gpu.uuid, self.id, self.placement.start + placement.start),
             Uuids::Fresh => fresh_mig_uuid(),
         };
-        Ok(self.compute.entry(id).or_insert(ComputeInstance { id, serial, profile, placement, uuid }))
+        Ok(self.compute.entry(id).or_insert(ComputeInstance {
+            id,
+            serial,
+            profile,
+            placement,
+            uuid,
+            compute_mode: NVML_COMPUTEMODE_DEFAULT,
+        }))
     }
 
     /// What NVML tells of a compute-instance profile here.

@@ -288,3 +288,24 @@ fn compute_mode_is_not_set_on_a_gpu_in_mig_mode() {
     assert_eq!(gpu.set_compute_mode(gpu.handle(), 4), Err(Code::INVALID_ARGUMENT));
     assert_eq!(gpu.settings().compute_mode, 3);
 }
+
+#[test]
+fn a_mig_device_has_a_compute_mode_of_its_own() {
+    let mut gpu = gpu("h100-80gb");
+    carve(&mut gpu, 19, None);
+    carve(&mut gpu, 19, None);
+    let migs = gpu.mig_devices(gpu.handle()).unwrap();
+    assert_eq!(gpu.set_compute_mode(migs[0].handle, 3), Ok(()));
+    let modes: Vec<_> = migs.iter().map(|mig| gpu.device(mig.handle).unwrap().compute_mode).collect();
+    assert_eq!(modes, [3, 0]);
+}
+
+#[test]
+fn mig_devices_are_found_by_both_forms_of_their_name() {
+    let mut gpu = gpu("h100-80gb");
+    let (.., uuid) = carve(&mut gpu, 9, at(0, 4));
+    let found = gpu.mig_by_uuid(&uuid);
+    assert!(found.is_some());
+    assert_eq!(gpu.mig_by_uuid(&format!("MIG-{}/1/0", gpu.spec().uuid)), found);
+    assert_eq!(gpu.mig_by_uuid(&format!("MIG-{}/2/0", gpu.spec().uuid)), None);
+}
