@@ -524,6 +524,28 @@ fn what_a_reboot_destroyed_is_made_again() {
     }
 }
 
+/// Making it again fails half-way: what was made goes, the claim stays, and no file names an instance that is not there.
+#[test]
+fn a_failed_repair_keeps_the_claim() {
+    let node = Node::start(H100);
+    let (engine, faulty) = node.faulty_engine();
+    let claim = claim("a", &[MIG_3G, MIG_1G]);
+    let prepared = prepare(&engine, &claim).unwrap();
+    node.ctl(&["reload"]);
+    faulty.next("create_compute_instance", Fault::Pass);
+    faulty.next("create_compute_instance", Fault::Fail(Code::Other(999)));
+    refused(&engine, &claim);
+    assert_eq!(node.live(GPU), []);
+    assert!(!node.mig_is_on(GPU));
+    assert_eq!(node.cdi_files(), [""; 0]);
+    let error = refused(&engine, &engine_node::claim("b", &[MIG_2G]));
+    assert!(error.contains("held by claim team/claim-a (a)"), "{error}");
+    assert_eq!(prepare(&engine, &claim).unwrap(), prepared);
+    assert_eq!(node.live(GPU).len(), 2);
+    unprepare(&engine, &claim);
+    node.assert_clean(GPU, "gone");
+}
+
 /// A stranger has the claim's place, and therefore its id, after the driver was reloaded: ids follow the placement.
 #[test]
 fn an_id_given_out_again_is_not_the_claims() {

@@ -2,7 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kerf_kubelet_plugin::engine::Claim;
+use kerf_kubelet_plugin::engine::{Claim, Step};
+use kerf_nvml::Process;
 
 use crate::engine_node::{Crash, GPU, Node, claim, late};
 
@@ -100,4 +101,27 @@ fn what_a_crash_left_is_still_held() {
         node.engine().unprepare("b", late()).unwrap();
         node.assert_clean(GPU, &format!("moment {moment}"));
     }
+}
+
+/// An instance whose creation was cut off was never handed out. One that is in use is someone else's, who came meanwhile.
+#[test]
+fn an_instance_in_use_is_not_what_a_crash_left() {
+    let node = Node::start("[{product: h100-80gb}]");
+    let victim = claim("a", &[MIG_1G]);
+    let counter = Crash::never();
+    node.watched_engine(counter.clone()).prepare(&victim, late()).unwrap();
+    node.engine().unprepare("a", late()).unwrap();
+    let created = counter.steps().iter().position(|step| *step == Step::CreateGpuInstance).unwrap();
+    // Two moments a step: this is the one after the creation, before the journal knows the id.
+    assert!(Call::Prepare.dies_at(&node, &victim, 2 * created + 1));
+
+    let (engine, faulty) = node.faulty_engine();
+    let gpu = node.gpu(GPU);
+    let instance = node.nvml.gpu_instances(gpu).unwrap()[0];
+    faulty.set_processes(&[Process { pid: std::process::id(), gpu_instance: Some(instance.id) }]);
+    let error = engine.prepare(&victim, late()).unwrap_err().to_string();
+    assert!(error.contains(&format!("occupied by GPU instance {}", instance.id)), "{error}");
+    engine.unprepare("a", late()).unwrap();
+    assert_eq!(node.nvml.gpu_instances(gpu).unwrap(), [instance]);
+    assert_eq!((node.journal_files(), node.cdi_files()), (vec![], vec![]));
 }
