@@ -301,6 +301,27 @@ fn claims_on_different_gpus_do_not_wait_for_each_other() {
     node.assert_clean(SECOND, "gone");
 }
 
+/// Seven pods come and go on one GPU, served by two plugin processes, while MIG mode goes on and off under them.
+#[test]
+fn a_gpu_shared_by_two_processes_stays_consistent() {
+    let node = Node::start(H100);
+    let engines = [node.engine(), node.engine()];
+    std::thread::scope(|scope| {
+        for slice in 0..7 {
+            let engines = &engines;
+            scope.spawn(move || {
+                let claim = claim(&format!("claim-{slice}"), &[&format!("{GPU}-mig-1g10gb-{slice}")]);
+                for round in 0..4 {
+                    let prepared = prepare(&engines[(slice + round) % 2], &claim).unwrap();
+                    assert_eq!(prepare(&engines[(slice + round + 1) % 2], &claim).unwrap(), prepared);
+                    unprepare(&engines[round % 2], &claim);
+                }
+            });
+        }
+    });
+    node.assert_clean(GPU, "all are gone");
+}
+
 /// The same within one process and from another one: whoever waits in vain is told for whom.
 #[test]
 fn a_waiter_is_told_who_holds_the_gpu() {
