@@ -78,6 +78,7 @@ impl World {
         let cluster = Cluster::from_env()?;
         let client = Client::try_default().await.context("no client: KUBECONFIG is set by `kerf-cluster exec`")?;
         clear(&client).await?;
+        forget(&cluster)?;
         let simulation = Simulation::start(node, directory, directory).await?;
         let kerf = Installation::start(&cluster, simulation.root(), directory)?;
         let namespace = format!("e2e-{}", name.replace('_', "-"));
@@ -370,6 +371,19 @@ async fn clear(client: &Client) -> Result<()> {
         Ok(Some(()))
     })
     .await
+}
+
+/// Removes what a scenario that failed may have left on the node, so that it fails alone.
+fn forget(cluster: &Cluster) -> Result<()> {
+    let node = cluster.node()?;
+    let own = node.kubelet_root.join("plugins").join(DRIVER);
+    if own.exists() {
+        std::fs::remove_dir_all(&own).with_context(|| format!("cannot remove {}", own.display()))?;
+    }
+    for spec in files(&node.cdi_root)? {
+        std::fs::remove_file(&spec).with_context(|| format!("cannot remove {}", spec.display()))?;
+    }
+    Ok(())
 }
 
 /// The files in a directory; none where the directory does not exist.
