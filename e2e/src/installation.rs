@@ -80,15 +80,20 @@ impl Installation {
         self.plugin.iter_mut().chain(&mut self.controller).try_for_each(Program::check)
     }
 
-    /// Ends both programs in order.
-    pub async fn stop(&mut self) -> Result<()> {
-        if let Some(mut plugin) = self.plugin.take() {
-            plugin.terminate().await?;
+    /// Ends the plugin in order.
+    pub async fn stop_plugin(&mut self) -> Result<()> {
+        match self.plugin.take() {
+            Some(mut plugin) => plugin.terminate().await,
+            None => Ok(()),
         }
-        if let Some(mut controller) = self.controller.take() {
-            controller.terminate().await?;
+    }
+
+    /// Ends the controller in order.
+    pub async fn stop_controller(&mut self) -> Result<()> {
+        match self.controller.take() {
+            Some(mut controller) => controller.terminate().await,
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Writes a kubeconfig that is nobody but this ServiceAccount.

@@ -77,10 +77,13 @@ impl World {
     pub async fn start(name: &str, node: &NodeFile, directory: &Path) -> Result<World> {
         let cluster = Cluster::from_env()?;
         let client = Client::try_default().await.context("no client: KUBECONFIG is set by `kerf-cluster exec`")?;
-        clear(&client).await?;
         forget(&cluster)?;
+        let slices: Api<ResourceSlice> = Api::all(client.clone());
+        slices.delete_collection(&DeleteParams::default(), &ours()).await?;
         let simulation = Simulation::start(node, directory, directory).await?;
         let kerf = Installation::start(&cluster, simulation.root(), directory)?;
+        // Pods of an earlier run can only end while a plugin is there to release their claims.
+        clear(&client).await?;
         let namespace = format!("e2e-{}", name.replace('_', "-"));
         let object: Namespace = serde_json::from_value(json!({
             "apiVersion": "v1", "kind": "Namespace",
@@ -103,7 +106,7 @@ impl World {
         let kerf = &mut self.kerf;
         eventually("the node's slices are published", PATIENCE, async || {
             kerf.check()?;
-            let slices = api.list(&ListParams::default().fields(&format!("spec.driver={DRIVER}"))).await?.items;
+            let slices = api.list(&ours()).await?.items;
             let complete = slices.first().is_some_and(|first| {
                 slices.len() as i64 == first.spec.pool.resource_slice_count
                     && slices.iter().all(|slice| slice.spec.pool.generation == first.spec.pool.generation)
@@ -116,7 +119,7 @@ impl World {
     /// The slices that exist now.
     pub async fn slices(&self) -> Result<Vec<ResourceSlice>> {
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
-        Ok(api.list(&ListParams::default().fields(&format!("spec.driver={DRIVER}"))).await?.items)
+        Ok(api.list(&ours()).await?.items)
     }
 
     /// The names of all devices that are published now.
@@ -313,9 +316,20 @@ impl World {
             Ok(()) => self.nothing_is_left().await,
             Err(error) => Err(error),
         };
-        let stopped = self.kerf.stop().await;
+        let stopped = self.stop().await;
         self.simulation.stop().await?;
         empty.and(stopped)
+    }
+
+    /// Ends kerf as an admin would: a plugin that stops in order takes its devices out of the API at once.
+    async fn stop(&mut self) -> Result<()> {
+        self.kerf.stop_plugin().await?;
+        let withdrawn = eventually("the stopped plugin's slices are withdrawn", PATIENCE, async || {
+            Ok(self.slices().await?.is_empty().then_some(()))
+        })
+        .await;
+        self.kerf.stop_controller().await?;
+        withdrawn
     }
 
     /// No GPU instance, no CDI spec, no journal.
@@ -347,6 +361,11 @@ impl World {
     }
 }
 
+/// The slices of kerf's driver.
+fn ours() -> ListParams {
+    ListParams::default().fields(&format!("spec.driver={DRIVER}"))
+}
+
 /// The words between `UUID: ` and `)` that begin with `prefix`.
 fn uuids(listing: &str, prefix: &str) -> Vec<String> {
     let found = listing.split("(UUID: ").skip(1).filter_map(|rest| rest.split(')').next());
@@ -356,8 +375,8 @@ fn uuids(listing: &str, prefix: &str) -> Vec<String> {
 /// Deletes the namespaces of all scenarios and waits until they are gone.
 async fn clear(client: &Client) -> Result<()> {
     let api: Api<Namespace> = Api::all(client.clone());
-    let ours = ListParams::default().labels("kerf.dev/e2e=true");
-    for namespace in api.list(&ours).await? {
+    let scenarios = ListParams::default().labels("kerf.dev/e2e=true");
+    for namespace in api.list(&scenarios).await? {
         let name = namespace.metadata.name.unwrap_or_default();
         let pods: Api<ApiPod> = Api::namespaced(client.clone(), &name);
         pods.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
@@ -366,7 +385,7 @@ async fn clear(client: &Client) -> Result<()> {
         }
     }
     eventually("the scenario's namespace is gone", Duration::from_secs(120), async || {
-        let left = api.list(&ours).await?.items;
+        let left = api.list(&scenarios).await?.items;
         ensure!(left.is_empty(), "{:?}", left.iter().map(|namespace| &namespace.status).collect::<Vec<_>>());
         Ok(Some(()))
     })

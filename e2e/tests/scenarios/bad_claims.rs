@@ -36,7 +36,7 @@ async fn bad_claims_fail_alone_and_say_why() {
         let good = &answers[&uids["good"]];
         ensure!(good.error.is_empty() && good.devices.len() == 1, "{good:?}");
         for (name, words) in [
-            ("vanished", "gpu-ff-00-0"),
+            ("vanished", "0000:ff:00.0"),
             ("deleted", "not found"),
             ("replaced", "replaced"),
             ("malformed", "sharring"),
