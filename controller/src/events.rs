@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::api::core::v1::{Event, EventSource};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kerf_api::{GpuNode, names};
 use kube::api::PostParams;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
@@ -15,8 +15,8 @@ use crate::render::Remark;
 /// How long an Event may take: devices matter more.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The longest note of an Event, in bytes.
-const LONGEST_NOTE: usize = 1024;
+/// The longest message of an Event, in bytes.
+const LONGEST_MESSAGE: usize = 1024;
 
 /// Where Events about objects without a namespace belong.
 const NAMESPACE: &str = "default";
@@ -46,8 +46,8 @@ impl Reporter {
     }
 
     fn event(&self, gpu_node: &GpuNode, remark: &Remark, now: Timestamp) -> Event {
-        let mut note = remark.to_string();
-        note.truncate(note.floor_char_boundary(LONGEST_NOTE));
+        let mut message = remark.to_string();
+        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
         Event {
             metadata: ObjectMeta {
                 generate_name: Some(format!("{}.", gpu_node.name_any())),
@@ -56,11 +56,13 @@ impl Reporter {
             },
             type_: Some("Warning".to_owned()),
             reason: Some(remark.reason().to_owned()),
-            action: Some("Publish".to_owned()),
-            note: Some(note),
-            regarding: Some(gpu_node.object_ref(&())),
-            event_time: Some(MicroTime(now)),
-            reporting_controller: Some(names::CONTROLLER.to_owned()),
+            message: Some(message),
+            involved_object: gpu_node.object_ref(&()),
+            count: Some(1),
+            first_timestamp: Some(Time(now)),
+            last_timestamp: Some(Time(now)),
+            source: Some(EventSource { component: Some(names::CONTROLLER.to_owned()), host: None }),
+            reporting_component: Some(names::CONTROLLER.to_owned()),
             reporting_instance: Some(self.identity.clone()),
             ..Event::default()
         }

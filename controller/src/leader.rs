@@ -105,7 +105,7 @@ impl<S: Store> Candidate<S> {
                 None => break,
                 Some(Ok(Ok(held))) => Some(held),
                 Some(Ok(Err(error))) => {
-                    warn!(%error, "cannot read or renew the lease of the leader");
+                    warn!(error = &error as &dyn std::error::Error, "cannot read or renew the lease of the leader");
                     None
                 }
                 Some(Err(_)) => {
@@ -213,7 +213,10 @@ impl<S: Store> Candidate<S> {
         match timeout(PATIENCE, self.store.put(lease)).await {
             Ok(Ok(Some(_))) => info!(identity = %self.identity, "gave leadership up"),
             Ok(Ok(None)) => debug!("another process has taken the lease already"),
-            Ok(Err(error)) => warn!(%error, "cannot give leadership up; another process has to wait {DURATION:?}"),
+            Ok(Err(error)) => warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot give leadership up; another process has to wait {DURATION:?}"
+            ),
             Err(_) => warn!("cannot give leadership up: no answer; another process has to wait {DURATION:?}"),
         }
     }

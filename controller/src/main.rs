@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::io::IsTerminal as _;
+
 use anyhow::Context as _;
 use clap::Parser as _;
 use kerf_controller::args::{Args, LogFormat};
@@ -9,8 +11,10 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let filter = EnvFilter::builder().with_default_directive(tracing::Level::INFO.into()).from_env_lossy();
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // The client logs each error that it also returns.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
+    let ansi = std::io::stderr().is_terminal();
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi);
     match args.log_format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().init(),

@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -145,29 +145,22 @@ pub async fn keep_probing(
             pending = None;
             Ok(())
         };
-        let wait = match stop.run_until_cancelled(round).await {
-            None => return,
-            Some(Ok(())) => {
-                (pause, doubted) = (PAUSE, false);
-                VERSION_INTERVAL
-            }
-            Some(Err(error)) => {
-                warn!(%error, "cannot find out what the API server supports; retrying in {pause:?}");
-                doubted = true;
-                let wait = pause;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-                wait
-            }
-        };
-        let until = Instant::now() + wait;
-        let doubts = async { timeout_at(until, doubt.notified()).await.is_ok() };
-        match stop.run_until_cancelled(doubts).await {
-            None => return,
-            Some(true) => {
-                doubted = true;
-                stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
-            }
-            Some(false) => {}
+        let Some(outcome) = stop.run_until_cancelled(round).await else { return };
+        doubted = outcome.is_err();
+        if let Err(error) = outcome {
+            let error = &error as &dyn std::error::Error;
+            warn!(error, "cannot find out what the API server supports; trying again in {pause:?}");
+        }
+        if doubted {
+            stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            continue;
+        }
+        pause = PAUSE;
+        let doubts = tokio::time::timeout(VERSION_INTERVAL, doubt.notified());
+        if let Some(Ok(())) = stop.run_until_cancelled(doubts).await {
+            doubted = true;
+            stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
         }
     }
 }

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a change waits for others.
-const DEBOUNCE: Duration = Duration::from_millis(50);
+/// How long a change waits for others, and how long it waits at most while they keep coming.
+const DEBOUNCE: Duration = Duration::from_millis(100);
+const LONGEST_DEBOUNCE: Duration = Duration::from_secs(1);
 
 /// Wait after the first failure, and after the first repeated write; doubled each time.
 const FIRST_DELAY: Duration = Duration::from_millis(250);
@@ -36,11 +37,20 @@ pub enum Outcome {
 /// The nodes to look at.
 #[derive(Debug, Default)]
 pub struct Queue {
-    due: BTreeMap<String, Instant>,
+    /// Changed nodes.
+    changed: BTreeMap<String, Change>,
+    /// Nodes to look at then, changed or not.
+    rechecks: BTreeMap<String, Instant>,
     busy: BTreeSet<String>,
     /// Marked while they were looked at.
     marked: BTreeSet<String>,
     pace: BTreeMap<String, Pace>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    first: Instant,
+    due: Instant,
 }
 
 #[derive(Debug)]
@@ -56,28 +66,41 @@ impl Queue {
     pub fn mark(&mut self, node: &str, now: Instant) {
         if self.busy.contains(node) {
             self.marked.insert(node.to_owned());
-        } else {
-            self.schedule(node, now + DEBOUNCE);
+            return;
         }
+        let not_before = self.not_before(node);
+        let change = self.changed.entry(node.to_owned()).or_insert(Change { first: now, due: now });
+        let due = (now + DEBOUNCE).min(change.first + LONGEST_DEBOUNCE);
+        change.due = not_before.map_or(due, |not_before| due.max(not_before));
     }
 
-    /// Looks at `node` at that time, or earlier when there is another reason.
-    fn schedule(&mut self, node: &str, at: Instant) {
-        let at = self.pace.get(node).map_or(at, |pace| at.max(pace.not_before));
-        self.due.entry(node.to_owned()).and_modify(|due| *due = at.min(*due)).or_insert(at);
+    /// Looks at `node` at that time, if nothing makes it earlier.
+    fn recheck(&mut self, node: &str, at: Instant) {
+        let at = self.not_before(node).map_or(at, |not_before| at.max(not_before));
+        self.rechecks.entry(node.to_owned()).and_modify(|due| *due = at.min(*due)).or_insert(at);
+    }
+
+    fn not_before(&self, node: &str) -> Option<Instant> {
+        self.pace.get(node).map(|pace| pace.not_before)
+    }
+
+    fn due(&self) -> impl Iterator<Item = (&String, Instant)> {
+        let changed = self.changed.iter().map(|(node, change)| (node, change.due));
+        changed.chain(self.rechecks.iter().map(|(node, due)| (node, *due)))
     }
 
     /// The next node that is due; it is busy until [`finish`](Queue::finish).
     pub fn next(&mut self, now: Instant) -> Option<String> {
-        let node = self.due.iter().filter(|(_, due)| **due <= now).min_by_key(|(_, due)| **due)?.0.clone();
-        self.due.remove(&node);
+        let node = self.due().filter(|(_, due)| *due <= now).min_by_key(|(_, due)| *due)?.0.clone();
+        self.changed.remove(&node);
+        self.rechecks.remove(&node);
         self.busy.insert(node.clone());
         Some(node)
     }
 
     /// When the next node is due.
     pub fn next_due(&self) -> Option<Instant> {
-        self.due.values().min().copied()
+        self.due().map(|(_, due)| due).min()
     }
 
     /// A look at `node` has ended. `recheck`: when time alone may make another one necessary.
@@ -88,7 +111,7 @@ impl Queue {
         match outcome {
             Outcome::Idle => pace.failures = 0,
             Outcome::Wrote => {
-                // The first write in a long time is followed by the second without delay.
+                // The first write in a long time is followed by the second without more delay.
                 pace.not_before = now + if pace.writes == 0 { DEBOUNCE } else { delay(pace.writes) };
                 (pace.failures, pace.writes, pace.last) = (0, pace.writes.saturating_add(1), now);
             }
@@ -105,10 +128,10 @@ impl Queue {
             self.pace.insert(node.to_owned(), pace);
         }
         for at in retry.into_iter().chain(recheck) {
-            self.schedule(node, at);
+            self.recheck(node, at);
         }
         if self.marked.remove(node) {
-            self.schedule(node, now + DEBOUNCE);
+            self.mark(node, now);
         }
     }
 }
@@ -139,16 +162,25 @@ mod tests {
     #[test]
     fn changes_are_gathered() {
         let (mut queue, now) = (Queue::default(), Instant::now());
-        for wait in [0, 10, 20] {
+        for wait in [0, 60, 120] {
             queue.mark("n", now + ms(wait));
         }
-        assert_eq!(queue.next(now + ms(49)), None);
-        assert_eq!(queue.next(now + ms(50)).as_deref(), Some("n"));
-        assert_eq!(queue.next(now + ms(50)), None, "once");
-        queue.mark("n", now + ms(60));
+        assert_eq!(queue.next(now + ms(219)), None);
+        assert_eq!(queue.next(now + ms(220)).as_deref(), Some("n"));
+        assert_eq!(queue.next(now + ms(220)), None, "once");
+        queue.mark("n", now + ms(230));
         assert_eq!(queue.next_due(), None, "never twice at the same time");
-        queue.finish("n", Outcome::Idle, None, now + ms(70));
-        assert_eq!(queue.next(now + ms(120)).as_deref(), Some("n"));
+        queue.finish("n", Outcome::Idle, None, now + ms(240));
+        assert_eq!(queue.next(now + ms(340)).as_deref(), Some("n"));
+    }
+
+    #[test]
+    fn a_change_never_waits_for_ever() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        for wait in 0..50 {
+            queue.mark("n", now + ms(wait * 40));
+        }
+        assert_eq!(queue.next_due(), Some(now + ms(1000)));
     }
 
     #[test]
@@ -156,12 +188,12 @@ mod tests {
         let (mut queue, mut now) = (Queue::default(), Instant::now());
         queue.mark("n", now);
         let waits: Vec<_> = (0..12).map(|_| turn(&mut queue, &mut now, Outcome::Failed).as_millis()).collect();
-        assert_eq!(waits, [50, 250, 500, 1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000, 60000]);
+        assert_eq!(waits, [100, 250, 500, 1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000, 60000]);
         queue.mark("n", now);
         assert_eq!(queue.next(now + ms(1000)), None, "a change does not shorten the wait");
         turn(&mut queue, &mut now, Outcome::Idle);
         queue.mark("n", now);
-        assert_eq!(turn(&mut queue, &mut now, Outcome::Failed), ms(50), "success clears it");
+        assert_eq!(turn(&mut queue, &mut now, Outcome::Failed), ms(100), "success clears it");
     }
 
     #[test]
@@ -172,13 +204,13 @@ mod tests {
             queue.mark("n", now);
             waits.push(turn(&mut queue, &mut now, Outcome::Wrote).as_millis());
         }
-        assert_eq!(waits[..4], [50, 50, 250, 500], "a single wipe is repaired at once");
+        assert_eq!(waits[..4], [100, 100, 250, 500], "a single wipe is repaired at once");
         assert_eq!(*waits.last().unwrap(), 60000);
         now += CALM;
         queue.mark("n", now);
-        assert_eq!(turn(&mut queue, &mut now, Outcome::Wrote), ms(50));
+        assert_eq!(turn(&mut queue, &mut now, Outcome::Wrote), ms(100));
         queue.mark("n", now);
-        assert_eq!(turn(&mut queue, &mut now, Outcome::Wrote), ms(50), "calm is forgiven");
+        assert_eq!(turn(&mut queue, &mut now, Outcome::Wrote), ms(100), "calm is forgiven");
     }
 
     #[test]
@@ -186,17 +218,20 @@ mod tests {
         let (mut queue, mut now) = (Queue::default(), Instant::now());
         queue.mark("n", now);
         let waits: Vec<_> = (0..4).map(|_| turn(&mut queue, &mut now, Outcome::Again).as_millis()).collect();
-        assert_eq!(waits, [50, 0, 500, 1000]);
+        assert_eq!(waits, [100, 0, 500, 1000]);
     }
 
     #[test]
     fn rechecks_come_by_the_clock() {
         let (mut queue, now) = (Queue::default(), Instant::now());
         queue.mark("n", now);
-        queue.next(now + ms(50)).unwrap();
-        queue.finish("n", Outcome::Idle, Some(now + ms(30_000)), now + ms(50));
+        queue.next(now + ms(100)).unwrap();
+        queue.finish("n", Outcome::Idle, Some(now + ms(30_000)), now + ms(110));
         assert_eq!(queue.next_due(), Some(now + ms(30_000)));
-        queue.mark("n", now + ms(100));
-        assert_eq!(queue.next_due(), Some(now + ms(150)));
+        queue.mark("n", now + ms(200));
+        assert_eq!(queue.next_due(), Some(now + ms(300)), "a change comes first");
+        queue.next(now + ms(300)).unwrap();
+        queue.finish("n", Outcome::Idle, None, now + ms(310));
+        assert_eq!(queue.next_due(), None, "and makes the recheck needless");
     }
 }

@@ -180,7 +180,7 @@ struct Parts(JoinSet<(&'static str, Result<(), RunError>)>);
 
 impl Parts {
     fn start(&mut self, part: &'static str, task: impl Future<Output = Result<(), RunError>> + Send + 'static) {
-        self.0.spawn(async move { (part, task.await) }.instrument(info_span!("part", part)));
+        self.0.spawn(async move { (part, task.await) }.instrument(info_span!("part", does = part)));
     }
 
     /// Waits for a signal, then stops everything; or for the first part that breaks.

@@ -2,10 +2,11 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{StreamExt as _, pin_mut};
+use kube::runtime::watcher as watch;
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt as _, watcher as watch};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
@@ -16,6 +17,12 @@ use crate::health::Pending;
 use crate::index::{Feed, Index};
 use crate::liveness::Now;
 use crate::writer::SharedIndex;
+
+/// Pause after the first error in a row; doubled with each. kube's own back-off starts anew with each try to list.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// The longest pause: an API server that is back shall not wait long for its watches.
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// Shows `index` what is there of one kind, until `stop`.
 ///
@@ -35,12 +42,16 @@ pub async fn feed<K, T>(
 {
     let mut pending = Some(pending);
     let mut listed = Vec::new();
-    let events = watch(api, config).default_backoff().take_until(stop.cancelled_owned());
+    let mut pause = PAUSE;
+    let events = watch(api, config).take_until(stop.clone().cancelled_owned());
     pin_mut!(events);
     while let Some(event) = events.next().await {
         let now = Now::read();
         match event {
-            Ok(Event::Apply(object)) => index.update(|index| index.apply(convert(object), now)),
+            Ok(Event::Apply(object)) => {
+                pause = PAUSE;
+                index.update(|index| index.apply(convert(object), now));
+            }
             Ok(Event::Delete(object)) => index.update(|index| index.delete(convert(object), now)),
             Ok(Event::Init) => {
                 listed.clear();
@@ -52,11 +63,14 @@ pub async fn feed<K, T>(
             Ok(Event::InitDone) => {
                 let objects = std::mem::take(&mut listed);
                 index.update(|index| index.reset(objects, now));
+                pause = PAUSE;
                 pending = None;
             }
             Err(error) => {
                 warn!(error = &error as &dyn std::error::Error, "a watch was interrupted");
                 doubt.notify_one();
+                stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
     }

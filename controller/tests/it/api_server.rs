@@ -30,7 +30,7 @@ pub(crate) struct State {
     /// Requests that changed something, in order: `create name`.
     pub(crate) writes: Vec<String>,
     pub(crate) dry_runs: usize,
-    /// Notes of Events.
+    /// Messages of Events.
     pub(crate) events: Vec<String>,
     pub(crate) resource_version: u64,
 }
@@ -92,8 +92,8 @@ impl State {
                     "buildDate": "", "goVersion": "", "compiler": "", "platform": "",
                 }),
             ),
-            (&Method::POST, ["apis", "events.k8s.io", ..]) => {
-                self.events.push(body["note"].as_str().unwrap().to_owned());
+            (&Method::POST, ["api", "v1", "namespaces", "default", "events"]) => {
+                self.events.push(body["message"].as_str().unwrap().to_owned());
                 (201, body)
             }
             (&Method::POST, ["apis", "resource.k8s.io", "v1", "resourceslices"]) => {
