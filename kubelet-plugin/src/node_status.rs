@@ -27,12 +27,14 @@ const GRACE: Duration = Duration::from_secs(5);
 /// The first wait after a failure, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Writes until `shutdown`.
+/// Writes until `shutdown`. `stands` becomes true when the API server first holds what this process found, registration
+/// included: from then on the object may be vouched for.
 pub async fn publish(
     client: Client,
     node_name: &str,
     mut inventory: watch::Receiver<Option<Inventory>>,
     mut verdict: watch::Receiver<KubeletVerdict>,
+    stands: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) {
     let work = async {
@@ -51,6 +53,9 @@ pub async fn publish(
             let wait = match write(&client, node_name, &status).await {
                 Ok(()) => {
                     backoff.succeeded();
+                    if status.registered {
+                        stands.send_replace(true);
+                    }
                     COMPARE
                 }
                 Err(error) => {

@@ -129,9 +129,10 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let watcher = Watcher { read: Arc::new(move || reader.read_inventory()), changed, events };
     let watching = inventory::watch(watcher, inventory_sender, retire.clone());
     let watching = tokio::spawn(watching.instrument(info_span!("inventory")));
-    let publishing = publish(client.clone(), node_name.clone(), inventory, verdict.clone(), retire.clone());
+    let (stands, standing) = watch::channel(false);
+    let publishing = publish(client.clone(), node_name.clone(), inventory, verdict, stands, retire.clone());
     let publishing = tokio::spawn(publishing.instrument(info_span!("node_status")));
-    let leasing = hold(client.clone(), namespace, node_name.clone(), verdict, retire.clone());
+    let leasing = hold(client.clone(), namespace, node_name.clone(), standing, retire.clone());
     let leasing = tokio::spawn(leasing.instrument(info_span!("lease")));
     let writing_events = tokio::spawn(event_writer.run(client).instrument(info_span!("events")));
     tracing::info!(node = node_name, driver = driver_name, socket = %dra_file.path().display(), "serving");
@@ -191,22 +192,22 @@ async fn publish(
     node_name: String,
     inventory: watch::Receiver<Option<inventory::Inventory>>,
     verdict: watch::Receiver<KubeletVerdict>,
+    stands: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) {
-    node_status::publish(client, &node_name, inventory, verdict, shutdown).await;
+    node_status::publish(client, &node_name, inventory, verdict, stands, shutdown).await;
 }
 
-/// Takes the lease once the kubelet has registered the plugin. Earlier it would vouch for a registration that an earlier
-/// plugin left in the GpuNode: devices would be published, and pods bound, that the kubelet cannot have prepared yet.
+/// Takes the lease once the GpuNode stands. Earlier it would vouch for what an earlier plugin left there: devices would be
+/// published, and pods bound, that the kubelet cannot have prepared yet or that are not there any more.
 async fn hold(
     client: Client,
     namespace: String,
     node_name: String,
-    mut verdict: watch::Receiver<KubeletVerdict>,
+    mut standing: watch::Receiver<bool>,
     shutdown: CancellationToken,
 ) {
-    let registered = verdict.wait_for(|verdict| *verdict == KubeletVerdict::Registered);
-    if !matches!(shutdown.run_until_cancelled(registered).await, Some(Ok(_))) {
+    if !matches!(shutdown.run_until_cancelled(standing.wait_for(|stands| *stands)).await, Some(Ok(_))) {
         return;
     }
     let identity = format!("{node_name}_{}_{}", inventory::boot_id(), std::process::id());

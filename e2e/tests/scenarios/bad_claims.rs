@@ -37,7 +37,7 @@ async fn bad_claims_fail_alone_and_say_why() {
         ensure!(good.error.is_empty() && good.devices.len() == 1, "{good:?}");
         for (name, words) in [
             ("vanished", "0000:ff:00.0"),
-            ("deleted", "not found"),
+            ("deleted", "does not exist any more"),
             ("replaced", "replaced"),
             ("malformed", "sharring"),
             ("unallocated", "not allocated"),

@@ -39,16 +39,18 @@ struct Publishing {
     api: ApiServer,
     inventory: watch::Sender<Option<Inventory>>,
     verdict: watch::Sender<KubeletVerdict>,
+    standing: watch::Receiver<bool>,
 }
 
 fn publish(api: ApiServer) -> Publishing {
     let (inventory, inventories) = watch::channel(None);
     let (verdict, verdicts) = watch::channel(KubeletVerdict::Unknown);
+    let (stands, standing) = watch::channel(false);
     let client = api.client();
     tokio::spawn(async move {
-        node_status::publish(client, "node-1", inventories, verdicts, CancellationToken::new()).await;
+        node_status::publish(client, "node-1", inventories, verdicts, stands, CancellationToken::new()).await;
     });
-    Publishing { api, inventory, verdict }
+    Publishing { api, inventory, verdict, standing }
 }
 
 impl Publishing {
@@ -84,6 +86,23 @@ async fn the_gpu_node_is_made_and_then_written_on_change_only() {
 
     node.api.remove(GPU_NODE);
     until("made again", || node.status()["registered"] == true).await;
+}
+
+/// Who vouches for the GpuNode has to wait until it is this plugin's word, and says that the kubelet knows it.
+#[tokio::test(start_paused = true)]
+async fn the_gpu_node_stands_only_when_written_and_registered() {
+    let api = server_with_node();
+    let left = json!({"registered": true, "driverVersion": "470.1"});
+    api.put(GPU_NODE, json!({"metadata": {"name": "node-1", "uid": "u"}, "spec": {}, "status": left}));
+    let node = publish(api);
+    node.found("535.261.03");
+    until("written", || node.status()["driverVersion"] == "535.261.03").await;
+    assert_eq!(node.status()["registered"], false);
+    assert!(!*node.standing.borrow(), "not registered yet");
+
+    node.verdict.send_replace(KubeletVerdict::Registered);
+    until("stands", || *node.standing.borrow()).await;
+    assert_eq!(node.status()["registered"], true);
 }
 
 /// The status that the predecessor left is right until the kubelet has had a chance to say something.
