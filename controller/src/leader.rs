@@ -53,15 +53,18 @@ impl Store for ClusterStore {
 
     async fn put(&self, mut lease: Lease) -> kube::Result<Option<Lease>> {
         let params = PostParams::default();
+        let replace = lease.metadata.resource_version.is_some();
         lease.metadata.name = Some(self.name.clone());
-        let reply = if lease.metadata.resource_version.is_some() {
+        let reply = if replace {
             self.api.replace(&self.name, &params, &lease).await
         } else {
             self.api.create(&params, &lease).await
         };
         match reply {
             Ok(lease) => Ok(Some(lease)),
-            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(None),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+            // Deleted in between. But where nothing can be created, the namespace is missing.
+            Err(kube::Error::Api(status)) if status.code == 404 && replace => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -25,11 +25,11 @@ use crate::args::Args;
 use crate::diff::Observed;
 use crate::events::Reporter;
 use crate::health::{Readiness, serve};
-use crate::index::{Feed, Index};
+use crate::index::{Feed, Index, SharedIndex};
 use crate::leader::{Candidate, ClusterStore};
 use crate::probe::keep_probing;
 use crate::watch::feed;
-use crate::writer::{SharedIndex, Writer};
+use crate::writer::Writer;
 
 /// Why the controller cannot run.
 #[derive(Debug, thiserror::Error)]

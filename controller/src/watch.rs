@@ -14,9 +14,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::health::Pending;
-use crate::index::{Feed, Index};
+use crate::index::{Feed, Index, SharedIndex};
 use crate::liveness::Now;
-use crate::writer::SharedIndex;
 
 /// Pause after the first error in a row; doubled with each. kube's own back-off starts anew with each try to list.
 const PAUSE: Duration = Duration::from_millis(250);

@@ -4,7 +4,6 @@
 //! this process leads. A restart of the controller touches no slice.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -13,7 +12,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use kerf_api::{GpuNode, names};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
@@ -21,15 +20,15 @@ use tracing::{Instrument as _, debug, error, info, info_span, warn};
 use crate::diff::{Delete, Observed, Plan, Write, diff, withdraw};
 use crate::events::Reporter;
 use crate::features::{Counters, ServerFeatures};
-use crate::index::{Decision, Index, Verdict};
+use crate::index::{Decision, SharedIndex, Verdict};
 use crate::liveness::Now;
 use crate::meaning::Meaning;
 use crate::probe::kept_counters;
 use crate::queue::{Outcome, Queue};
 use crate::render::{Remark, render};
 
-/// How many nodes are written at the same time. The API server takes about ten milliseconds for a slice; more does not
-/// make a cold start faster and takes from others.
+/// How many nodes are written at the same time. More would not make a cold start faster: one API server stores about
+/// ninety slices a second with eight connections, and the next ones wait.
 const CONCURRENCY: usize = 8;
 
 /// How long one request may take.
@@ -37,31 +36,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long what is under way may take when the process has to stop.
 const LAST_PATIENCE: Duration = Duration::from_secs(5);
-
-/// The index, shared with the watches, and the bell that they ring.
-#[derive(Clone, Debug)]
-pub struct SharedIndex {
-    index: Arc<Mutex<Index>>,
-    bell: Arc<Notify>,
-}
-
-impl SharedIndex {
-    /// Shares `index`.
-    pub fn new(index: Index) -> SharedIndex {
-        SharedIndex { index: Arc::new(Mutex::new(index)), bell: Arc::default() }
-    }
-
-    /// Changes the index and wakes the writer.
-    pub fn update(&self, change: impl FnOnce(&mut Index)) {
-        change(&mut self.lock());
-        self.bell.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Index> {
-        // A panic elsewhere cannot leave the index half changed in a way that the next relist does not mend.
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Why a request did not do what it should.
 #[derive(Debug, thiserror::Error)]
@@ -141,24 +115,29 @@ impl Writer {
     /// Writes until `stop`. A request that is under way then is finished first.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut features = self.features.subscribe();
+        let mut memories = HashMap::new();
         loop {
             let leads = async {
                 let leads = self.leading.wait_for(|leading| *leading).await.is_ok();
                 leads && features.wait_for(Option::is_some).await.is_ok()
             };
             match stop.run_until_cancelled(leads).await {
-                Some(true) if self.lead(&mut features, &stop).await == Next::Follow => {}
+                Some(true) if self.lead(&mut memories, &mut features, &stop).await == Next::Follow => {}
                 _ => return,
             }
         }
     }
 
     /// Writes while this process leads.
-    async fn lead(&self, features: &mut watch::Receiver<Option<ServerFeatures>>, stop: &CancellationToken) -> Next {
+    async fn lead(
+        &self,
+        memories: &mut HashMap<String, Memory>,
+        features: &mut watch::Receiver<Option<ServerFeatures>>,
+        stop: &CancellationToken,
+    ) -> Next {
         info!("writing ResourceSlices");
         let mut leading = self.leading.clone();
         let mut queue = Queue::default();
-        let mut memories: HashMap<String, Memory> = HashMap::new();
         let mut looks = FuturesUnordered::new();
         self.mark_all(&mut queue);
         loop {
@@ -187,7 +166,7 @@ impl Writer {
                         memories.insert(node, memory);
                     }
                 }
-                () = self.index.bell.notified() => {}
+                () = self.index.changed() => {}
                 () = timer => {}
                 changed = features.changed() => match changed {
                     Ok(()) => self.mark_all(&mut queue),
@@ -230,7 +209,11 @@ impl Writer {
         if memory.settled == Some(state) {
             return Look { node, memory, outcome: Outcome::Idle, recheck };
         }
-        let observed = self.index.lock().slices(&node);
+        let observed = {
+            let mut index = self.index.lock();
+            index.begin(&node);
+            index.slices(&node)
+        };
         let outcome = match (decision, features) {
             (Decision::Publish { gpu_node, node_uid }, Some(features)) => {
                 self.publish(&node, &gpu_node, &node_uid, features, observed, &mut memory).await

@@ -298,6 +298,39 @@ fn own_writes_are_known_before_the_watch_shows_them() {
     assert!(world.index.take_dirty().is_empty());
 }
 
+/// The kubelet wipes at its start, when the plugin has just come up as well: the reply to a create can come later than
+/// the news that the slice is gone again.
+#[test]
+fn what_is_gone_before_the_reply_is_not_believed_in() {
+    let news: [fn(&mut World, Observed); 3] = [
+        |world, slice| world.index.delete(slice, world.start),
+        |world, _| world.index.reset(Vec::<Observed>::new(), world.start),
+        |world, slice| {
+            world.index.apply(slice.clone(), world.start);
+            world.index.delete(slice, world.start);
+        },
+    ];
+    for news in news {
+        let mut world = World::published();
+        let slice = slices().remove(0);
+        world.index.begin("n");
+        news(&mut world, slice.clone());
+        world.index.take_dirty();
+        world.index.written(slice.clone());
+        assert!(world.index.slices("n").is_empty());
+        assert!(world.index.take_dirty().contains("n"), "to be looked at again");
+        world.index.begin("n");
+        world.index.written(slice);
+        assert_eq!(world.index.slices("n").len(), 1, "the next time");
+    }
+    let mut world = World::published();
+    let slice = slices().remove(0);
+    let newer = Observed { resource_version: "11".into(), generation: 7, ..slice.clone() };
+    world.index.apply(newer.clone(), world.start);
+    world.index.written(slice);
+    assert_eq!(world.index.slices("n"), [newer]);
+}
+
 #[test]
 fn a_wipe_is_noticed() {
     let wipes: [fn(&mut World); 2] = [
