@@ -4,13 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use kerf_api::names::NAMESPACE;
 use kube::config::{AuthInfo, Kubeconfig};
 
 use crate::cluster::Cluster;
 use crate::program::{Program, built};
-
-/// Where kerf's programs live.
-const NAMESPACE: &str = "kerf-system";
 
 /// kerf's two programs on one node of a cluster.
 #[derive(Debug)]

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::FutureExt;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Namespace, Pod as ApiPod};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim, ResourceSlice};
 use kerf_api::GpuNode;
+use kerf_api::names::{NAMESPACE, plugin_lease};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -24,7 +26,7 @@ use crate::wait::eventually;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The driver name that the scenarios use.
-const DRIVER: &str = "gpu.nvidia.com";
+const DRIVER: &str = kerf_api::names::DRIVER_NAME;
 
 /// A scenario's world.
 pub struct World {
@@ -91,6 +93,7 @@ impl World {
         }))?;
         Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &object).await?;
         let mut world = World { cluster, client, simulation, kerf, namespace };
+        world.registered().await?;
         world.published().await?;
         Ok(world)
     }
@@ -120,6 +123,19 @@ impl World {
     pub async fn slices(&self) -> Result<Vec<ResourceSlice>> {
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
         Ok(api.list(&ours()).await?.items)
+    }
+
+    /// Waits until the running plugin is registered with the kubelet: only then it takes its lease. A pod that is bound
+    /// earlier fails its first Prepare, and the kubelet takes its time before the next.
+    pub async fn registered(&self) -> Result<()> {
+        let pid = self.kerf.plugin.as_ref().and_then(Program::pid).context("the plugin runs")?;
+        let name = plugin_lease(&self.cluster.node()?.name);
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
+        eventually("the plugin is registered", PATIENCE, async || {
+            let holder = api.get(&name).await?.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
+            Ok(holder.ends_with(&format!("_{pid}")).then_some(()))
+        })
+        .await
     }
 
     /// The names of all devices that are published now.

@@ -51,6 +51,7 @@ async fn plugin_killed_while_pods_run_cleans_up_after_its_return() {
         world.kerf.plugin.as_mut().context("the plugin runs")?.kill()?;
         undisturbed(world, "slice").await?;
         world.kerf.start_plugin()?;
+        world.registered().await?;
         world.run_ready("after", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
         let after = world.instances(2).await?;
         ensure!(after.iter().any(|(_, instance)| instance.id == before.id), "{after:?}");
@@ -81,6 +82,7 @@ async fn plugin_away_for_40_seconds_takes_its_slices_along() {
         }
         undisturbed(world, "steady").await?;
         world.kerf.start_plugin()?;
+        world.registered().await?;
         world.published().await?;
         world.run_ready("next", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
         undisturbed(world, "steady").await
