@@ -85,7 +85,7 @@ impl Claim {
     }
 
     /// Adds an opaque configuration for kerf.
-    pub fn config(mut self, parameters: Value) -> Claim {
+    pub fn config(mut self, parameters: &Value) -> Claim {
         self.spec["devices"]["config"] =
             json!([{ "opaque": { "driver": "gpu.nvidia.com", "parameters": parameters } }]);
         self
@@ -137,7 +137,7 @@ impl Pod {
 
     /// Adds a container that gets the devices of one request of the claim.
     pub fn container(mut self, name: &str, request: &str) -> Pod {
-        self.containers.push(container(name, json!({ "name": "gpu", "request": request })));
+        self.containers.push(container(name, &json!({ "name": "gpu", "request": request })));
         self
     }
 
@@ -149,7 +149,7 @@ impl Pod {
     /// The object. Without containers of its own it has one, `main`, with all devices of the claim.
     pub fn object(&self) -> Value {
         let containers = match self.containers.as_slice() {
-            [] => vec![container("main", json!({ "name": "gpu" }))],
+            [] => vec![container("main", &json!({ "name": "gpu" }))],
             containers => containers.to_vec(),
         };
         json!({
@@ -166,7 +166,7 @@ impl Pod {
     }
 }
 
-fn container(name: &str, claim: Value) -> Value {
+fn container(name: &str, claim: &Value) -> Value {
     json!({
         "name": name,
         "image": IMAGE,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
+use futures::future::try_join_all;
 use kerf_e2e::{Claim, NodeFile, Request, World, eventually};
 
 /// Shows kerf at work, or ends what an earlier show left running.
@@ -90,9 +91,7 @@ async fn tell(world: &mut World, story: &mut Story) -> Result<()> {
     let reason = world.waits("waiting").await?;
     story.step(&format!("pod waiting asked for 7g.80gb; no GPU is free for it, so it waits: {reason}"));
 
-    for pod in ["small", "large", "whole", "waiting"] {
-        world.delete(pod).await?;
-    }
+    try_join_all(["small", "large", "whole", "waiting"].map(|pod| world.delete(pod))).await?;
     let gpus = eventually("the GPUs are empty", Duration::from_secs(60), async || {
         let gpus = world.simulation.state()?;
         Ok(gpus.iter().all(|gpu| gpu.instances().is_empty()).then_some(gpus))

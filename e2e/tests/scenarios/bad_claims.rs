@@ -69,7 +69,7 @@ async fn a_malformed_config_is_told_to_the_pods_owner() {
             "apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig",
             "sharing": { "strategy": "Nonsense" },
         });
-        world.run("wrong", &Claim::of(&[Request::mig("gpu", "1g.10gb")]).config(parameters)).await?;
+        world.run("wrong", &Claim::of(&[Request::mig("gpu", "1g.10gb")]).config(&parameters)).await?;
         world.run_ready("right", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
         let message = world.event("wrong", "FailedPrepareDynamicResources").await?;
         ensure!(message.contains("Nonsense"), "kubectl describe pod shows kerf's own words: {message}");

@@ -17,7 +17,11 @@ fn crd_in_deploy_is_current() {
         std::fs::write(&path, &wanted).unwrap();
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(found == wanted, "{} is not what the types describe: run KERF_UPDATE=1 cargo test -p kerf-api", path.display());
+    assert!(
+        found == wanted,
+        "{} is not what the types describe: run KERF_UPDATE=1 cargo test -p kerf-api",
+        path.display()
+    );
 }
 
 /// An older program must read what a newer one wrote, and the other way round.
