@@ -1,5 +1,6 @@
 //! The real Kubernetes that `kerf-cluster` started, as the harness sees it.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -24,6 +25,7 @@ pub struct NodePaths {
 struct Status {
     kubernetes: String,
     kubeconfig: PathBuf,
+    gates: BTreeMap<String, String>,
     nodes: Vec<NodePaths>,
 }
 
@@ -46,9 +48,13 @@ impl Cluster {
         Ok(Cluster { tool, status })
     }
 
-    /// The Kubernetes version, such as `1.36.3`.
-    pub fn version(&self) -> &str {
-        &self.status.kubernetes
+    /// Whether the API server has partitionable devices: by its gate, else by its version (on by default from 1.36).
+    pub fn has_partitions(&self) -> Result<bool> {
+        if let Some(gate) = self.status.gates.get("DRAPartitionableDevices") {
+            return Ok(gate == "true");
+        }
+        let minor = self.status.kubernetes.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok());
+        Ok(minor.with_context(|| format!("{:?} is no Kubernetes version", self.status.kubernetes))? >= 36)
     }
 
     /// The first node.

@@ -26,6 +26,21 @@ async fn without_partitionable_devices_whole_gpus_work_and_nothing_overlaps() {
     .await;
 }
 
+/// The one scenario for every Kubernetes version and choice of gates, defaults of 1.34 and 1.35 included.
+#[tokio::test]
+async fn kerf_offers_what_the_server_supports() {
+    scenario("what_is_supported", NodeFile::two_h100_and_l40s(), async |world| {
+        if !world.cluster.has_partitions()? {
+            return whole_gpus_only(world).await;
+        }
+        let devices = world.devices().await?;
+        ensure!(devices.len() == 2 * 26 + 1, "{devices:?}");
+        world.run_ready("slice", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
+        world.run_ready("whole", &Claim::of(&[Request::gpu("gpu")])).await
+    })
+    .await;
+}
+
 async fn whole_gpus_only(world: &World) -> Result<()> {
     eventually("no partition is published", Duration::from_secs(120), async || {
         let devices = world.devices().await?;
