@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+use serde_json::Value;
 
 /// Where a node keeps what a plugin needs.
 #[derive(Clone, Debug, Deserialize)]
@@ -32,20 +33,39 @@ struct Status {
 /// A running cluster.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    tool: PathBuf,
+    /// Absent where somebody else started the cluster.
+    tool: Option<PathBuf>,
     status: Status,
 }
 
 impl Cluster {
-    /// The cluster that the environment names: `KERF_CLUSTER` is the path of `kerf-cluster`.
+    /// The cluster that the environment names: with `KERF_CLUSTER`, the path of `kerf-cluster`, the one it started; else
+    /// that of `KUBECONFIG`, whose node is this machine, with the folders that nodes normally have.
     pub fn from_env() -> Result<Cluster> {
-        let tool = std::env::var_os("KERF_CLUSTER")
-            .map(PathBuf::from)
-            .context("KERF_CLUSTER must be the path of kerf-cluster: run scenarios through `make e2e`")?;
+        let Some(tool) = std::env::var_os("KERF_CLUSTER").map(PathBuf::from) else {
+            let kubeconfig = std::env::var_os("KUBECONFIG").context("neither KERF_CLUSTER nor KUBECONFIG is set")?;
+            return Cluster::of_others(kubeconfig.into());
+        };
         let output = Command::new(&tool).args(["status", "--json"]).output().context("cannot run kerf-cluster")?;
         let status = serde_json::from_slice(&checked(output, "kerf-cluster status")?)
             .context("cannot read the answer of kerf-cluster status --json")?;
-        Ok(Cluster { tool, status })
+        Ok(Cluster { tool: Some(tool), status })
+    }
+
+    fn of_others(kubeconfig: PathBuf) -> Result<Cluster> {
+        let mut cluster = Cluster {
+            tool: None,
+            status: Status { kubernetes: String::new(), kubeconfig, gates: BTreeMap::new(), nodes: Vec::new() },
+        };
+        let version: Value = serde_json::from_str(&cluster.kubectl(&["version", "-o", "json"])?)?;
+        let version = version["serverVersion"]["gitVersion"].as_str().context("the server tells no version")?;
+        version.trim_start_matches('v').clone_into(&mut cluster.status.kubernetes);
+        cluster.status.nodes.push(NodePaths {
+            name: cluster.kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"])?,
+            kubelet_root: PathBuf::from("/var/lib/kubelet"),
+            cdi_root: PathBuf::from("/var/run/cdi"),
+        });
+        Ok(cluster)
     }
 
     /// Whether the API server has partitionable devices: by its gate, else by its version (on by default from 1.36).
@@ -69,7 +89,9 @@ impl Cluster {
 
     /// Runs `kerf-cluster` with these arguments, such as `restart kubelet`.
     pub fn tool(&self, arguments: &[&str]) -> Result<()> {
-        let output = Command::new(&self.tool).args(arguments).output().context("cannot run kerf-cluster")?;
+        let tool =
+            self.tool.as_ref().context("this needs a cluster that kerf-cluster started: KERF_CLUSTER is not set")?;
+        let output = Command::new(tool).args(arguments).output().context("cannot run kerf-cluster")?;
         checked(output, &format!("kerf-cluster {}", arguments.join(" "))).map(|_| ())
     }
 
