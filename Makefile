@@ -61,7 +61,7 @@ e2e: build ## Scenarios on a real Kubernetes (KUBE, GATES, TEST)
 	  status=$$?; $(CLUSTER) down --purge; exit $$status
 
 bench: $(CLUSTER) ## Measure prepare, unprepare, memory and size (target/bench/report.json)
-	cargo build --release --workspace
+	cargo build --release --workspace --lib $(addprefix --bin ,kerf-controller kerf-kubelet-plugin nvml-sim nvidia-smi kerf-bench)
 	$(CLUSTER) down --purge
 	$(CLUSTER) up --kubernetes $(KUBE) --feature-gates $(GATES)
 	$(CLUSTER) exec -- $(TARGET)/release/kerf-bench --report $(TARGET)/bench/report.json; \
