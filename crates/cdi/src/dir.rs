@@ -1,7 +1,7 @@
 //! A directory of specs, one file for each claim, that container runtimes watch while it changes.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,9 @@ use crate::{DecodeError, Invalid, Kind, Spec};
 /// The files are named `<vendor>-<class>_<id>.json`, as the CDI library names the specs of transient devices. Files
 /// with other names are never touched; in particular the `.yaml` files of other drivers with the same kind.
 ///
-/// A spec appears, changes and disappears in one step. Calls for different ids may run at the same time, in this and
+/// A spec appears, changes and disappears in one step, for whoever reads while the machine runs. Nothing is synced to the
+/// disk: the directory is a tmpfs as a rule, and after a loss of power a spec is made anew before its container starts.
+/// Calls for different ids may run at the same time, in this and
 /// in other processes; for one id the caller sees to it that there is only one at a time.
 ///
 /// All methods block on file I/O.
@@ -175,16 +177,12 @@ impl SpecDir {
     pub fn remove(&self, id: &str) -> Result<(), Error> {
         let spec = self.path(id)?;
         let leftovers = self.files()?.into_iter().filter(|file| file.id == id).map(|file| self.root.join(file.name));
-        let mut removed = false;
         for path in [spec].into_iter().chain(leftovers) {
             match fs::remove_file(&path) {
-                Ok(()) => removed = true,
+                Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(source) => return Err(Error::Remove { path, source }),
             }
-        }
-        if removed {
-            sync(&self.root).map_err(|source| Error::Remove { path: self.root.clone(), source })?;
         }
         Ok(())
     }
@@ -210,9 +208,8 @@ impl SpecDir {
             .tempfile_in(&self.root)?;
         file.write_all(json)?;
         file.as_file().set_permissions(Permissions::from_mode(0o644))?;
-        file.as_file().sync_all()?;
         file.persist(path)?;
-        sync(&self.root)
+        Ok(())
     }
 
     /// Our files, temporary ones included.
@@ -250,9 +247,4 @@ struct OwnFile {
 /// No dots and underscores: they part the id from what is around it in a file name.
 fn is_id(id: &str) -> bool {
     !id.is_empty() && id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
-}
-
-/// Makes the directory's entries durable.
-fn sync(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
 }
