@@ -117,7 +117,7 @@ impl Preparation<'_> {
                 record.partitions.push(PartitionRecord::planned(device.clone(), cut.profile_id, cut.placement));
             }
         }
-        if self.ledger.saved.as_ref() != Some(&self.ledger.record) {
+        if self.needs_intent() && self.ledger.saved.as_ref() != Some(&self.ledger.record) {
             self.ledger.record.phase = Phase::Preparing;
             self.ledger.save()?;
         }
@@ -127,6 +127,14 @@ impl Preparation<'_> {
         self.ledger.record.phase = Phase::Prepared;
         self.ledger.save()?;
         Ok(claim.devices.iter().map(|device| self.prepared(device)).collect())
+    }
+
+    /// Whether the journal has to say what is intended before anything is done. Not so for a claim that is new here and has
+    /// nothing but whole GPUs: all it gets is a CDI file, and that tells as much as the journal would (`STATES.md`). It saves
+    /// such a claim half of the journal's writes, which are most of what it costs.
+    fn needs_intent(&self) -> bool {
+        let Record { partitions, results, .. } = &self.ledger.record;
+        !self.is_new || !partitions.is_empty() || results.iter().any(|result| result.admin_access)
     }
 
     /// What to do for each device, after making sure that no other claim has any part of it.
@@ -276,8 +284,10 @@ impl Preparation<'_> {
         if engine.specs.read(&uid).ok().flatten().as_ref() == Some(&spec) {
             return Ok(());
         }
-        self.ledger.record.phase = Phase::Preparing;
-        self.ledger.save()?;
+        if self.needs_intent() {
+            self.ledger.record.phase = Phase::Preparing;
+            self.ledger.save()?;
+        }
         engine.step(Step::WriteSpec, || engine.specs.write(&uid, &spec)).map_err(SpecError)?;
         Ok(())
     }
@@ -312,7 +322,7 @@ impl Preparation<'_> {
         engine.settle_modes(std::mem::take(&mut self.mig_gpus));
         let is_written = self.ledger.saved.is_some();
         let is_bare = self.is_new && !self.ledger.record.may_be_on_gpu();
-        if is_written && (is_bare || !begun.is_empty()) {
+        if (is_written || !self.needs_intent()) && (is_bare || !begun.is_empty()) {
             let uid = &self.ledger.record.claim.uid;
             if let Err(error) = engine.step(Step::RemoveSpec, || engine.specs.remove(uid)) {
                 tracing::error!(%error, "the CDI file stays until the claim is released");
