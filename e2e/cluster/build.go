@@ -54,8 +54,12 @@ func cmdBuild(args []string) error {
 	return nil
 }
 
-// builtPrograms are the folders of what was built before.
-func builtPrograms(v version) (programs, error) {
+// builtPrograms are the folders of what was built before for the cluster's version.
+func (c *cluster) builtPrograms() (programs, error) {
+	v, err := c.version()
+	if err != nil {
+		return programs{}, err
+	}
 	var built programs
 	for kind, at := range map[string]struct {
 		version string

@@ -269,11 +269,7 @@ func cmdComponent(verb string, args []string) error {
 	if !starts {
 		return nil
 	}
-	v, err := c.version()
-	if err != nil {
-		return err
-	}
-	built, err := builtPrograms(v)
+	built, err := c.builtPrograms()
 	if err != nil {
 		return err
 	}

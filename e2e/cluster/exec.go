@@ -47,11 +47,7 @@ func cmdExec(args []string) error {
 	if err != nil {
 		return err
 	}
-	v, err := c.version()
-	if err != nil {
-		return err
-	}
-	built, err := builtPrograms(v)
+	built, err := c.builtPrograms()
 	if err != nil {
 		return err
 	}

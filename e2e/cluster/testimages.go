@@ -134,11 +134,7 @@ func cmdLoadImage(args []string) error {
 	if err != nil {
 		return err
 	}
-	v, err := c.version()
-	if err != nil {
-		return err
-	}
-	built, err := builtPrograms(v)
+	built, err := c.builtPrograms()
 	if err != nil {
 		return err
 	}
