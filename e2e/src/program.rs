@@ -45,11 +45,6 @@ impl Program {
         Ok(Program { name: name.to_owned(), child: Some(child), log: log.to_owned() })
     }
 
-    /// Where the output goes.
-    pub fn log(&self) -> &Path {
-        &self.log
-    }
-
     /// The process id.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
