@@ -7,7 +7,7 @@ TEST  ?=
 CACHE     := $(or $(KERF_CACHE),$(HOME)/.cache/kerf)
 TARGET    := $(abspath $(or $(CARGO_TARGET_DIR),target))
 CLUSTER   := $(TARGET)/kerf-cluster
-DENY      := $(CACHE)/cargo-deny/0.20.2/bin/cargo-deny
+DENY      := $(CACHE)/cargo-deny/0.20.2
 DEMO      := /var/lib/kerf-e2e/kerf-demo
 export KERF_CACHE           := $(CACHE)
 export KERF_CLUSTER         := $(CLUSTER)
@@ -41,8 +41,12 @@ lint: ## Formatting and lints, warnings denied
 	cargo clippy --workspace --test scenarios -- -D warnings
 	cd e2e/cluster && test -z "$$(gofmt -l .)" && go vet ./...
 
-deny: ## Licences, sources, duplicate dependencies
-	$(DENY) --log-level error check bans licenses sources
+deny: $(DENY)/bin/cargo-deny ## Licences, sources, duplicate dependencies
+	$< --log-level error check bans licenses sources
+
+$(DENY)/bin/cargo-deny:
+	CARGO_TARGET_DIR=$(DENY).build cargo install -q cargo-deny --version $(notdir $(DENY)) --locked --root $(DENY)
+	rm -rf $(DENY).build
 
 unit: build ## Unit and integration tests, no cluster needed
 	cargo test --workspace
