@@ -73,8 +73,13 @@ impl Cluster {
         if let Some(gate) = self.status.gates.get("DRAPartitionableDevices") {
             return Ok(gate == "true");
         }
-        let minor = self.status.kubernetes.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok());
-        Ok(minor.with_context(|| format!("{:?} is no Kubernetes version", self.status.kubernetes))? >= 36)
+        Ok(self.minor()? >= 36)
+    }
+
+    /// The N of Kubernetes 1.N.
+    pub fn minor(&self) -> Result<u32> {
+        let minor = self.status.kubernetes.split('.').nth(1).and_then(|minor| minor.parse().ok());
+        minor.with_context(|| format!("{:?} is no Kubernetes version", self.status.kubernetes))
     }
 
     /// The first node.

@@ -29,8 +29,16 @@ async fn four_partitions_come_from_one_parent() {
         // One slice on the first GPU, so that four more only fit together where they share a parent by intent.
         let claim = Claim::of(&[Request::mig("gpu", "1g.20gb").count(4)]).match_attribute("gpu.nvidia.com/parentUUID");
         world.run_ready("first", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
-        world.run_ready("four", &claim).await?;
-        let instances = world.instances(5).await?;
+        world.run("four", &claim).await?;
+        // Before 1.36 the scheduler keeps the counters of a device that it tried and a constraint refused, so that a second
+        // GPU looks full once it was tried beside the first (`allocateDevice` of k8s.io/dynamic-resource-allocation).
+        let keeps_counters = world.cluster.minor()? < 36;
+        if keeps_counters {
+            world.waits("four").await?;
+            world.delete("first").await?;
+        }
+        world.ready("four").await?;
+        let instances = world.instances(if keeps_counters { 4 } else { 5 }).await?;
         let parents: std::collections::BTreeSet<&String> =
             instances.iter().filter(|(_, instance)| instance.profile == "1g.20gb").map(|(parent, _)| parent).collect();
         ensure!(parents.len() == 1, "{instances:?}");
