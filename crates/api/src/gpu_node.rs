@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
     printcolumn = r#"{"name":"Driver","type":"string","jsonPath":".status.driverVersion"}"#,
     printcolumn = r#"{"name":"GPUs","type":"string","jsonPath":".status.gpus[*].product","priority":1}"#,
     printcolumn = r#"{"name":"Withheld","type":"string","jsonPath":".status.gpus[*].withheld.reason"}"#,
+    printcolumn = r#"{"name":"Blocked","type":"string","jsonPath":".status.gpus[*].blocked[*].reason"}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.message"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
@@ -79,6 +80,10 @@ pub struct Gpu {
     /// MIG: absent on a GPU without MIG.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<MigStatus>,
+    /// What stands in the way of some of the devices that `offer` names. They stay published, marked as not to be given
+    /// out, because what holds them goes away and because a device that a claim holds must not vanish.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub blocked: Vec<Blocked>,
 }
 
 /// What may be published of a GPU.
@@ -103,6 +108,26 @@ pub struct Withheld {
     pub reason: String,
     /// One sentence for a person: what was found and what to do.
     pub message: String,
+}
+
+/// Something on a GPU that keeps devices from being given out now.
+///
+/// It concerns every device that shares a memory slice with `placement`, hence always the whole GPU, but for `usable`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Blocked {
+    /// The memory slices in question. Absent: the GPU with all its partitions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<MigPlacement>,
+    /// One CamelCase word for programs: [`FOREIGN_INSTANCE`](crate::names::FOREIGN_INSTANCE),
+    /// [`CONDEMNED`](crate::names::CONDEMNED), ... Devices carry it as a taint, see
+    /// [`taint_key`](crate::names::taint_key).
+    pub reason: String,
+    /// One sentence for a person: what was found and what to do.
+    pub message: String,
+    /// Name of the one device that can be given out all the same, because it is exactly what is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usable: Option<String>,
 }
 
 /// The value of a DRA attribute. Exactly one field is set, as in the DRA API.

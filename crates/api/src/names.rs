@@ -43,3 +43,61 @@ pub fn plugin_lease(node: &str) -> String {
 ///
 /// 30 s is also how long the kubelet waits before it wipes the ResourceSlices of a driver whose plugin went away.
 pub const PLUGIN_LEASE_SECONDS: u32 = 30;
+
+/// Reason of [`Blocked`](crate::Blocked): a GPU instance that no claim explains.
+pub const FOREIGN_INSTANCE: &str = "ForeignInstance";
+
+/// Reason of [`Blocked`](crate::Blocked): a GPU instance whose claim is gone and that could not be destroyed yet, because a
+/// process still works in it.
+pub const CONDEMNED: &str = "Condemned";
+
+/// The key of the taint that devices carry for a [reason](crate::Blocked::reason): the word in kebab-case in kerf's
+/// domain, `kerf.dev/foreign-instance`. `None` where `reason` is no CamelCase word of ASCII letters and digits, or too long.
+///
+/// Tolerations of users name it.
+pub fn taint_key(reason: &str) -> Option<String> {
+    /// The longest name part of a label key.
+    const LONGEST: usize = 63;
+    let word =
+        reason.starts_with(|c: char| c.is_ascii_uppercase()) && reason.bytes().all(|b| b.is_ascii_alphanumeric());
+    if !word || reason.len() > LONGEST {
+        return None;
+    }
+    let mut name = String::new();
+    let mut before = None;
+    for letter in reason.chars() {
+        if letter.is_ascii_uppercase() && before.is_some_and(|before: char| !before.is_ascii_uppercase()) {
+            name.push('-');
+        }
+        name.push(letter.to_ascii_lowercase());
+        before = Some(letter);
+    }
+    (name.len() <= LONGEST).then(|| format!("{GROUP}/{name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_become_taint_keys() {
+        let keys = [
+            (FOREIGN_INSTANCE, Some("kerf.dev/foreign-instance")),
+            (CONDEMNED, Some("kerf.dev/condemned")),
+            ("ECCError2", Some("kerf.dev/eccerror2")),
+            ("", None),
+            ("condemned", None),
+            ("Two Words", None),
+            ("Über", None),
+            ("Foreign-Instance", None),
+            ("2Much", None),
+        ];
+        for (reason, key) in keys {
+            assert_eq!(taint_key(reason).as_deref(), key, "{reason}");
+        }
+        assert_eq!(taint_key(&format!("A{}", "a".repeat(62))).unwrap().len(), "kerf.dev/".len() + 63);
+        assert_eq!(taint_key(&format!("A{}", "a".repeat(63))), None);
+        assert_eq!(taint_key(&"aA".repeat(31)), None, "starts small");
+        assert_eq!(taint_key(&"Aa".repeat(31)), None, "too long with its dashes");
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kerf_api::{Attribute, Gpu, GpuNode, GpuNodeStatus, GpuOffer};
+use kerf_api::{Attribute, Blocked, Gpu, GpuNode, GpuNodeStatus, GpuOffer};
 use kube::CustomResourceExt;
 
 /// `deploy/crds/` is generated: `KERF_UPDATE=1 cargo test -p kerf-api` writes it, a plain run compares.
@@ -36,6 +36,12 @@ fn status_reads_across_versions() {
     let older: GpuNodeStatus = serde_json::from_str("{}").unwrap();
     assert_eq!(older, GpuNodeStatus::default());
     assert_eq!(serde_json::from_str::<Gpu>("{}").unwrap().offer, GpuOffer::Nothing, "silence offers nothing");
+
+    let unblocked = serde_json::to_value(Gpu::default()).unwrap();
+    assert!(unblocked.get("blocked").is_none(), "who knows no such field sees none while nothing is blocked");
+    let blocked = Gpu { blocked: vec![Blocked::default()], ..Gpu::default() };
+    let blocked = serde_json::to_value(&blocked).unwrap();
+    assert_eq!(blocked["blocked"], serde_json::json!([{"reason": "", "message": ""}]));
 }
 
 /// The API allows one value an attribute.
