@@ -92,14 +92,14 @@ func inheritCPUs(parent, dir string) error {
 	return nil
 }
 
-// removeCgroup ends every process in the cluster's cgroups and removes them.
-func (c *cluster) removeCgroup() error {
+// removeCgroup ends every process in the cgroups of a node, or of the cluster with no node, and removes them.
+func (c *cluster) removeCgroup(node string) error {
 	mounts, err := hierarchies()
 	if err != nil {
 		return err
 	}
 	for _, mount := range mounts {
-		dir := filepath.Join(mount.path, c.cgroup(""))
+		dir := filepath.Join(mount.path, c.cgroup(node))
 		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 			killCgroup(dir)
 			if removeTree(dir) {

@@ -61,10 +61,10 @@ func (c *cluster) down() error {
 	// containers themselves, then who watches them.
 	steps := []func() error{
 		func() error { return c.endRecorded("kubelet", "kube-proxy") },
-		c.removeCgroup,
+		func() error { return c.removeCgroup("") },
 		func() error { return c.endRecorded("containerd") },
-		c.endShims,
-		c.removeCgroup, // what a shim may have started in between
+		func() error { return c.endShims("") },
+		func() error { return c.removeCgroup("") }, // what a shim may have started in between
 		func() error { return c.endRecorded("kube-scheduler", "kube-controller-manager", "kube-apiserver") },
 		func() error { return c.endRecorded("etcd") },
 		c.reportStrangers,
@@ -119,12 +119,13 @@ func (c *cluster) endRecorded(names ...string) error {
 	return errors.Join(failures...)
 }
 
-// endShims ends the shims that containerd leaves behind: the processes that carry the address of one of this cluster's
-// containerds in their arguments.
-func (c *cluster) endShims() error {
+// endShims ends the shims that containerd leaves behind, of one node or of all: the processes that carry the address of one
+// of this cluster's containerds in their arguments.
+func (c *cluster) endShims(node string) error {
 	for _, pid := range processIDs() {
 		p, err := recordOf(pid)
-		if err != nil || !c.isShim(commandLine(pid)) {
+		address := c.shimAddress(commandLine(pid))
+		if err != nil || address == "" || (node != "" && address != c.containerdSocket(node)) {
 			continue
 		}
 		if err := p.kill(); err != nil {
@@ -134,18 +135,19 @@ func (c *cluster) endShims() error {
 	return nil
 }
 
-// isShim reports whether a command line is that of a shim of this cluster.
-func (c *cluster) isShim(line []string) bool {
+// shimAddress is the address of the containerd whose shim has this command line; empty for anything but a shim of this
+// cluster.
+func (c *cluster) shimAddress(line []string) string {
 	if len(line) == 0 || filepath.Base(line[0]) != "containerd-shim-runc-v2" {
-		return false
+		return ""
 	}
 	for i, arg := range line[:len(line)-1] {
 		address := line[i+1]
 		if arg == "-address" && filepath.Base(address) == "containerd.sock" && filepath.Dir(filepath.Dir(address)) == c.dir {
-			return true
+			return address
 		}
 	}
-	return false
+	return ""
 }
 
 // reportStrangers names processes that others started in the cluster's namespaces. They are not the tool's to end, and the

@@ -25,6 +25,8 @@ const usage = `kerf-cluster: a real Kubernetes on this machine, in namespaces of
                                               stop asks first (SIGTERM), kill does not (SIGKILL); start and restart
                                               wait until COMPONENT answers. Given gates change the recorded ones of
                                               that component, and FLAGs after -- replace its extra flags.
+  kerf-cluster power-off [NODE]               cut a node's power: its programs and containers end at once, and what a
+                                              real node has in memory (/run) is gone; start them again
   kerf-cluster load-image [--node N] [FILE...]
                                               import OCI image archives; without FILE the two built-in test images
 
@@ -57,6 +59,7 @@ var commands = map[string]command{
 	"kill":       func(args []string) error { return cmdComponent("kill", args) },
 	"restart":    func(args []string) error { return cmdComponent("restart", args) },
 	"load-image": cmdLoadImage,
+	"power-off":  cmdPowerOff,
 }
 
 func main() {

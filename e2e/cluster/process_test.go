@@ -103,11 +103,13 @@ func TestShimsAreKnownByTheClustersSocket(t *testing.T) {
 		"/var/lib/kerf-e2e/main/node-a/other/containerd.sock": false,
 		"/run/containerd/containerd.sock":                     false,
 	} {
-		if got := c.isShim(shim(address)); got != want {
+		if got := c.shimAddress(shim(address)) != ""; got != want {
 			t.Errorf("shim of %s is ours: %v, want %v", address, got, want)
 		}
 	}
-	if c.isShim([]string{"grep", "-address", c.containerdSocket("node-a")}) || c.isShim(nil) || c.isShim([]string{"containerd-shim-runc-v2", "-address"}) {
-		t.Error("another program is taken for a shim")
+	for _, line := range [][]string{{"grep", "-address", c.containerdSocket("node-a")}, nil, {"containerd-shim-runc-v2", "-address"}} {
+		if address := c.shimAddress(line); address != "" {
+			t.Errorf("%q is taken for a shim of %s", line, address)
+		}
 	}
 }

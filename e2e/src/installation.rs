@@ -16,6 +16,8 @@ pub struct Installation {
     cluster: Cluster,
     driver_root: PathBuf,
     logs: PathBuf,
+    /// What the plugin takes for the kernel's boot id, where that is not the machine's.
+    boot_id: Option<PathBuf>,
     /// The node's part.
     pub plugin: Option<Program>,
     /// The cluster's part.
@@ -36,6 +38,7 @@ impl Installation {
             cluster: cluster.clone(),
             driver_root: driver_root.to_owned(),
             logs: logs.to_owned(),
+            boot_id: None,
             plugin: None,
             controller: None,
         };
@@ -48,7 +51,16 @@ impl Installation {
     pub fn start_plugin(&mut self) -> Result<()> {
         let node = self.cluster.node()?;
         let kubeconfig = self.account("kerf-kubelet-plugin")?;
-        let mut command = Command::new(built("kerf-kubelet-plugin")?);
+        let plugin = built("kerf-kubelet-plugin")?;
+        let mut command = match &self.boot_id {
+            None => Command::new(plugin),
+            Some(boot_id) => {
+                let mut command = Command::new("unshare");
+                let script = r#"mount --no-mtab --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
+                command.args(["--mount", "sh", "-c", script]).arg(boot_id).arg(plugin);
+                command
+            }
+        };
         command
             .args(["--node-name", &node.name, "--namespace", NAMESPACE])
             .arg("--kubeconfig")
@@ -61,6 +73,16 @@ impl Installation {
             .arg(&node.cdi_root)
             .env("RUST_BACKTRACE", "1");
         self.plugin = Some(Program::start("kerf-kubelet-plugin", command, &self.logs.join("kubelet-plugin.log"))?);
+        Ok(())
+    }
+
+    /// From its next start on the plugin sees another boot of the node's kernel. The machine's own boot id cannot change.
+    pub fn reboot(&mut self) -> Result<()> {
+        let path = self.logs.join("boot_id");
+        let before = std::fs::read_to_string(&path).unwrap_or_default();
+        let number = before.trim().rsplit('-').next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0);
+        std::fs::write(&path, format!("00000000-0000-4000-8000-{:012}\n", number + 1))?;
+        self.boot_id = Some(path);
         Ok(())
     }
 

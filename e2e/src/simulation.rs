@@ -153,12 +153,18 @@ impl Simulation {
 
     /// What lives on each GPU now.
     pub fn state(&self) -> Result<Vec<GpuState>> {
-        let output = Command::new(&self.tool).args(["ctl", "--root"]).arg(&self.root).arg("state").output()?;
-        if !output.status.success() {
-            bail!("nvml-sim ctl state failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        let state: NodeState = serde_json::from_slice(&output.stdout).context("cannot read the simulator's state")?;
+        let state: NodeState =
+            serde_json::from_slice(&self.tell(&["state"])?).context("cannot read the simulator's state")?;
         Ok(state.gpus)
+    }
+
+    /// Tells the simulator what happens to the node, as `nvml-sim ctl` does, and gives what it answers.
+    pub fn tell(&self, what: &[&str]) -> Result<Vec<u8>> {
+        let output = Command::new(&self.tool).args(["ctl", "--root"]).arg(&self.root).args(what).output()?;
+        if !output.status.success() {
+            bail!("nvml-sim ctl {} failed: {}", what.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(output.stdout)
     }
 
     /// All GPU instances of the node as (PCI address, instance).

@@ -229,11 +229,16 @@ impl World {
 
     /// Deletes a pod and waits until it is gone; its template-made claim goes with it.
     pub async fn delete(&self, name: &str) -> Result<()> {
+        let uid = self.pods().get(name).await?.metadata.uid;
+        self.pods().delete(name, &DeleteParams::default()).await?;
+        self.gone(name, uid.as_deref()).await
+    }
+
+    /// Waits until the pod with this UID is gone.
+    pub async fn gone(&self, name: &str, uid: Option<&str>) -> Result<()> {
         let api = self.pods();
-        let uid = api.get(name).await?.metadata.uid;
-        api.delete(name, &DeleteParams::default()).await?;
         eventually(&format!("pod {name} is gone"), PATIENCE, async || {
-            Ok(api.get_opt(name).await?.is_none_or(|pod| pod.metadata.uid != uid).then_some(()))
+            Ok(api.get_opt(name).await?.is_none_or(|pod| pod.metadata.uid.as_deref() != uid).then_some(()))
         })
         .await
     }

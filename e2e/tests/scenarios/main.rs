@@ -7,6 +7,8 @@ mod bad_claims;
 mod carve;
 mod claims;
 mod exclusion;
+mod faults;
 mod nodes;
 mod restarts;
 mod server;
+mod torture;
