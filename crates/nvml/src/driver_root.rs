@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
 /// NVML's file name on Linux (NVML API reference: link against `libnvidia-ml.so.1`).
@@ -27,6 +28,9 @@ const LIBRARY_DIRS: [&str; 12] = [
 
 /// Where the driver's programs are, below the driver root.
 const PROGRAM_DIRS: [&str; 5] = ["opt/bin", "usr/bin", "usr/sbin", "bin", "sbin"];
+
+/// The directory of the loaded kernel module (Linux Documentation/ABI/stable/sysfs-module).
+const MODULE: &str = "sys/module/nvidia";
 
 /// As many symbolic links as the kernel follows (path_resolution(7)).
 const MAX_LINKS: u32 = 40;
@@ -172,6 +176,18 @@ impl DriverRoot {
         self.own_or_host("sys/bus/pci/devices", "sys/bus/pci/devices")
     }
 
+    /// Which loading of the kernel module this is: a number that another loading does not have. `None` where the kernel
+    /// does not tell, such as without sysfs.
+    ///
+    /// It is the inode number of the module's directory in sysfs, the driver root's own if it has one, else the host's.
+    /// On 64-bit kernels that is the id of the directory's kernfs node, and ids are given out in a circle, not again at
+    /// once (Linux 4.14 and later, fs/kernfs/dir.c: `idr_alloc_cyclic` in `__kernfs_new_node`). Times of sysfs files would
+    /// tell nothing: they are those of the first look. Not verified on a machine with a GPU.
+    pub fn driver_load(&self) -> Option<u64> {
+        let directory = self.own_or_host(MODULE, MODULE);
+        fs::metadata(directory).ok().map(|metadata| metadata.ino()).filter(|inode| *inode != 0)
+    }
+
     fn own_or_host(&self, dir: &str, evidence: &str) -> PathBuf {
         let root = if self.root.join(evidence).exists() { &self.root } else { Path::new("/") };
         root.join(dir)
@@ -282,5 +298,19 @@ mod tests {
         assert_eq!(root.proc(), dir.path().join("proc"));
         assert_eq!(root.sys_pci(), dir.path().join("sys/bus/pci/devices"));
         assert_eq!(root.persistenced_socket(), Some(dir.path().join("run/nvidia-persistenced/socket")));
+    }
+
+    #[test]
+    fn a_module_that_is_loaded_again_is_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = DriverRoot::at(dir.path());
+        let module = dir.path().join(MODULE);
+        fs::create_dir_all(&module).unwrap();
+        let first = root.driver_load();
+        assert!(first.is_some());
+        assert_eq!(root.driver_load(), first);
+        fs::rename(&module, dir.path().join("unloaded")).unwrap();
+        fs::create_dir(&module).unwrap();
+        assert!(root.driver_load().is_some_and(|second| Some(second) != first));
     }
 }
