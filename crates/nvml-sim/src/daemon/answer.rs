@@ -1,51 +1,58 @@
-//! Answers requests: finds the GPU, waits its turn, lets the time pass, asks the state machine, keeps the kernel files in
-//! step.
+//! Answers requests: lets faults have their way, finds the GPU, waits its turn, lets the time pass, asks the state machine,
+//! keeps the kernel files in step.
 
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicU16;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 use serde_json::Value;
 
+use super::faults::Faults;
 use super::latency::Latencies;
-use super::layout::Layout;
-use super::state::{NodeState, gpu_state};
+use super::layout::{Instance, Layout};
 use crate::code::Code;
+use crate::fault::Effect;
 use crate::handle::Handle;
 use crate::node::Gpu;
 use crate::node_file::NodeSpec;
-use crate::view;
-use crate::wire::{Control, Op, Request, VERSION};
+use crate::view::{self, PciAddress};
+use crate::wire::{Op, Request, VERSION};
 
 /// A node at work.
 #[derive(Debug)]
 pub(super) struct NodeAtWork {
-    driver_version: String,
+    pub(super) driver_version: String,
     cuda_driver_version: i32,
-    slots: Vec<Slot>,
-    latencies: Latencies,
-    layout: Layout,
-    generation: AtomicU16,
+    pub(super) slots: Vec<Slot>,
+    /// UUID and PCI address of each.
+    pub(super) names: Vec<(String, PciAddress)>,
+    pub(super) latencies: Latencies,
+    pub(super) faults: Faults,
+    /// Held while a fault is armed or cleared, or the node boots, which takes several steps.
+    pub(super) hand: Mutex<()>,
+    pub(super) layout: Layout,
+    pub(super) generation: AtomicU16,
 }
 
 /// One GPU. What changes it waits for its turn and then takes its time, as calls do that hold the driver's lock of one
 /// GPU; the state itself is locked for a moment only, so looking never waits for a change that takes long.
 ///
-/// Architecture invariant: nothing locks two GPUs' turns but a driver reload, which takes all in their order.
+/// Architecture invariant: nothing locks two GPUs' turns but a driver reload and a reboot, which take all in their order. Locks
+/// are taken in the order hand, turn, GPU, faults.
 #[derive(Debug)]
-struct Slot {
-    turn: Mutex<()>,
-    gpu: Mutex<Gpu>,
+pub(super) struct Slot {
+    pub(super) turn: Mutex<()>,
+    pub(super) gpu: Mutex<Gpu>,
 }
 
-type Answer = Result<Value, Code>;
+pub(super) type Answer = Result<Value, Code>;
 
 /// Panics while a lock is held would be bugs of the state machine; the daemon goes on with the other GPUs.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn value(answer: impl Serialize) -> Answer {
+pub(super) fn value(answer: impl Serialize) -> Answer {
     serde_json::to_value(answer).map_err(|_| Code::UNKNOWN)
 }
 
@@ -55,23 +62,55 @@ impl NodeAtWork {
         NodeAtWork {
             driver_version: spec.driver_version,
             cuda_driver_version: spec.cuda_driver_version,
+            names: spec.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.pci)).collect(),
             slots: spec.gpus.into_iter().map(slot).collect(),
             latencies: Latencies::new(spec.latency),
+            faults: Faults::default(),
+            hand: Mutex::default(),
             layout,
             generation: AtomicU16::new(generation),
         }
     }
 
     /// The answer to one request.
-    pub(super) fn answer(&self, request: Request) -> Answer {
+    pub(super) fn answer(self: &Arc<Self>, request: Request) -> Answer {
         if request.version != VERSION {
             return Err(Code::LIB_RM_VERSION_MISMATCH);
         }
         if !request.privileged && is_privileged(&request.op) {
             return Err(Code::NO_PERMISSION);
         }
-        let function = request.function.as_str();
-        match request.op {
+        let Request { function, op, .. } = request;
+        if let Op::Control(control) = op {
+            return self.control(control);
+        }
+        let gpu = gpu_of(&op);
+        let answer = self.disturbed(&function, gpu, op);
+        if let (Err(Code::GPU_IS_LOST), Some(gpu)) = (&answer, gpu) {
+            self.faults.meet_lost(gpu);
+        }
+        answer
+    }
+
+    /// A call, with the fault that it meets.
+    fn disturbed(self: &Arc<Self>, function: &str, gpu: Option<usize>, op: Op) -> Answer {
+        match self.faults.meet_call(function, gpu) {
+            Effect::Pass => self.carry_out(function, op),
+            Effect::Fail(code) => Err(code),
+            Effect::FailAfter(code) => self.carry_out(function, op).and(Err(code)),
+            Effect::Activation(status) => match op {
+                Op::SetMigMode(handle, on) => self.change(function, handle, |gpu| {
+                    gpu.refuse_mig_mode(handle, on, status)?;
+                    Ok(status.0)
+                }),
+                op => self.carry_out(function, op),
+            },
+            Effect::ActivationAfter(status) => self.carry_out(function, op).and(value(status.0)),
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, function: &str, op: Op) -> Answer {
+        match op {
             Op::Node => {
                 self.latencies.pass(function);
                 value(self.node())
@@ -97,6 +136,11 @@ impl NodeAtWork {
             Op::Cis(handle, profile) => self.look(function, handle, |gpu| gpu.cis(handle, profile)),
             Op::CiById(handle, id) => self.look(function, handle, |gpu| gpu.ci_by_id(handle, id)),
             Op::Ci(handle) => self.look(function, handle, |gpu| gpu.ci(handle)),
+            Op::Processes(handle) => self.look(function, handle, |gpu| gpu.processes(handle)),
+            Op::ProcessName(pid) => {
+                self.latencies.pass(function);
+                value(self.slots.iter().find_map(|slot| lock(&slot.gpu).process_name(pid)))
+            }
             Op::SetMigMode(handle, on) => self.change(function, handle, |gpu| {
                 let activation = gpu.set_mig_mode(handle, on)?;
                 Ok(activation.err().map_or(0, |code| code.0))
@@ -106,58 +150,23 @@ impl NodeAtWork {
             Op::SetTimeslice(handle, slice) => self.change(function, handle, |gpu| gpu.set_timeslice(handle, slice)),
             Op::CreateGi(handle, profile, placement) => self.change(function, handle, |gpu| {
                 let gi = gpu.create_gi(handle, profile, placement)?;
-                self.files(self.layout.add_gi(gpu.spec().minor, gi.id))?;
+                self.show(gpu, gi.handle, gi.id, None)?;
                 Ok(gi)
             }),
             Op::DestroyGi(handle) => self.change(function, handle, |gpu| {
                 let gi = gpu.destroy_gi(handle)?;
-                self.files(self.layout.remove_gi(gpu.spec().minor, gi.id))
+                self.files(self.layout.remove(Instance { gpu: gpu.spec().minor, gi: gi.id, ci: None }))
             }),
             Op::CreateCi(handle, profile, placement) => self.change(function, handle, |gpu| {
                 let ci = gpu.create_ci(handle, profile, placement)?;
-                self.files(self.layout.add_ci(gpu.spec().minor, ci.gi, ci.id))?;
+                self.show(gpu, ci.handle, ci.gi, Some(ci.id))?;
                 Ok(ci)
             }),
             Op::DestroyCi(handle) => self.change(function, handle, |gpu| {
                 let ci = gpu.destroy_ci(handle)?;
-                self.files(self.layout.remove_ci(gpu.spec().minor, ci.gi, ci.id))
+                self.files(self.layout.remove(Instance { gpu: gpu.spec().minor, gi: ci.gi, ci: Some(ci.id) }))
             }),
-            Op::Control(control) => self.control(control),
-        }
-    }
-
-    fn control(&self, control: Control) -> Answer {
-        match control {
-            Control::State => {
-                let gpus = self.slots.iter().map(|slot| gpu_state(&lock(&slot.gpu))).collect();
-                value(NodeState { driver_version: self.driver_version.clone(), gpus })
-            }
-            Control::Reset(place) => {
-                let slot = self.slots.get(place).ok_or(Code::NOT_FOUND)?;
-                let _turn = lock(&slot.turn);
-                let mut gpu = lock(&slot.gpu);
-                gpu.reset();
-                value(self.files(self.layout.remove_instances(gpu.spec().minor))?)
-            }
-            Control::Reload => {
-                let _turns: Vec<_> = self.slots.iter().map(|slot| lock(&slot.turn)).collect();
-                let generation = self.generation.load(Ordering::Relaxed) % 0x7fff + 1;
-                self.generation.store(generation, Ordering::Relaxed);
-                for slot in &self.slots {
-                    let mut gpu = lock(&slot.gpu);
-                    gpu.reload(generation);
-                    self.files(self.layout.remove_instances(gpu.spec().minor))?;
-                }
-                value(())
-            }
-            Control::Latency(function, ms) => {
-                self.latencies.set(function, std::time::Duration::from_millis(ms));
-                value(())
-            }
-            Control::Break(place, broken) => {
-                lock(&self.slots.get(place).ok_or(Code::NOT_FOUND)?.gpu).set_broken(broken);
-                value(())
-            }
+            Op::Control(_) => Err(Code::INVALID_ARGUMENT),
         }
     }
 
@@ -192,13 +201,64 @@ impl NodeAtWork {
         value(change(&mut lock(&slot.gpu))?)
     }
 
+    /// The kernel shows a new instance: at once, unless a fault withholds a part of it.
+    pub(super) fn show(self: &Arc<Self>, gpu: &Gpu, handle: Handle, gi: u32, ci: Option<u32>) -> Result<(), Code> {
+        let place = usize::from(gpu.spec().place);
+        let instance = Instance { gpu: gpu.spec().minor, gi, ci };
+        let Some(late) = self.faults.meet_instance(place) else {
+            return self.files(self.layout.add(instance, |_| false));
+        };
+        self.files(self.layout.add(instance, |part| late.what.withholds(part)))?;
+        let node = Arc::clone(self);
+        std::thread::spawn(move || {
+            node.faults.wait(late.id, late.what.late);
+            let gpu = lock(&node.slots[place].gpu);
+            if gpu.holds(handle) {
+                // The log has it; there is nobody to tell.
+                let _ = node.files(node.layout.add(instance, |_| false));
+            }
+        });
+        Ok(())
+    }
+
     /// A kernel file that cannot be written is nothing a client could act on: it goes to the daemon's own log.
-    fn files(&self, result: std::io::Result<()>) -> Result<(), Code> {
+    pub(super) fn files(&self, result: std::io::Result<()>) -> Result<(), Code> {
         result.map_err(|error| {
             eprintln!("nvml-sim: cannot update the capability files: {error}");
             Code::UNKNOWN
         })
     }
+}
+
+/// The GPU that a call is about, if it is about one.
+fn gpu_of(op: &Op) -> Option<usize> {
+    let handle = match op {
+        Op::Node | Op::MigByUuid(_) | Op::ProcessName(_) | Op::Control(_) => return None,
+        Op::Device(handle)
+        | Op::MigDevices(handle)
+        | Op::SetMigMode(handle, _)
+        | Op::SetComputeMode(handle, _)
+        | Op::SetPersistence(handle, _)
+        | Op::SetTimeslice(handle, _)
+        | Op::GiProfile(handle, _)
+        | Op::GiPlacements(handle, _)
+        | Op::GiCapacity(handle, _)
+        | Op::CreateGi(handle, ..)
+        | Op::Gis(handle, _)
+        | Op::GiById(handle, _)
+        | Op::Gi(handle)
+        | Op::DestroyGi(handle)
+        | Op::CiProfile(handle, ..)
+        | Op::CiPlacements(handle, _)
+        | Op::CiCapacity(handle, _)
+        | Op::CreateCi(handle, ..)
+        | Op::Cis(handle, _)
+        | Op::CiById(handle, _)
+        | Op::Ci(handle)
+        | Op::DestroyCi(handle)
+        | Op::Processes(handle) => handle,
+    };
+    handle.parts().map(|parts| usize::from(parts.gpu))
 }
 
 /// What only a privileged process may do (nvml.h: "Requires privileged user").
@@ -208,6 +268,8 @@ fn is_privileged(op: &Op) -> bool {
         | Op::Device(_)
         | Op::MigByUuid(_)
         | Op::MigDevices(_)
+        | Op::Processes(_)
+        | Op::ProcessName(_)
         | Op::GiProfile(..)
         | Op::Gi(_)
         | Op::CiProfile(..)

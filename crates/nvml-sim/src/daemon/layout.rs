@@ -1,13 +1,16 @@
 //! The driver root's kernel side: device nodes, `/proc` and `/sys` as the driver and the kernel would have them.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, makedev};
 use rustix::io::Errno;
 
+use crate::fault::Part;
 use crate::node::{GpuSpec, ci_minor, gi_minor};
 use crate::node_file::NodeSpec;
 use crate::visibility::{MIG_CONFIG_MINOR, MIG_MONITOR_MINOR, capability_node, gpu_node};
@@ -23,6 +26,12 @@ pub const CAPS_MAJOR: u32 = 509;
 
 /// Marks a directory as a driver root of ours, and is locked by the daemon that serves it.
 const MARKER: &str = ".nvml-sim";
+
+/// The directory of the loaded kernel module. Its inode tells one loading from the next.
+const MODULE: &str = "sys/module/nvidia";
+
+/// Where the directories of earlier loadings are kept, so that no inode comes again.
+const UNLOADED: &str = ".nvml-sim-unloaded";
 
 /// The kernel module's table of capability files: GPUs, GPU instances, compute instances.
 const TABLE: (u32, u32, u32) = (32, 15, 8);
@@ -60,8 +69,34 @@ pub enum LayoutError {
 #[derive(Debug)]
 pub(super) struct Layout {
     root: PathBuf,
+    /// The minor numbers that `mig-minors` leaves out.
+    unlisted: Mutex<BTreeSet<u32>>,
     /// Held as long as the daemon serves this root.
     _lock: File,
+}
+
+/// An instance as the kernel module knows it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Instance {
+    /// The N of the GPU's `/dev/nvidiaN`.
+    pub(super) gpu: u32,
+    /// GPU instance id.
+    pub(super) gi: u32,
+    /// Compute instance id; `None` for the GPU instance itself.
+    pub(super) ci: Option<u32>,
+}
+
+impl Instance {
+    fn minor(self) -> u32 {
+        self.ci.map_or_else(|| gi_minor(self.gpu, self.gi), |ci| ci_minor(self.gpu, self.gi, ci))
+    }
+
+    /// Its directory, below `/proc`.
+    fn directory(self) -> PathBuf {
+        let Instance { gpu, gi, ci } = self;
+        let own = ci.map(|ci| format!("/ci{ci}")).unwrap_or_default();
+        PathBuf::from(format!("driver/nvidia/capabilities/gpu{gpu}/mig/gi{gi}{own}"))
+    }
 }
 
 impl Layout {
@@ -70,66 +105,96 @@ impl Layout {
     pub(super) fn new(root: &Path, spec: &NodeSpec) -> Result<Layout, LayoutError> {
         let write = |reason| LayoutError::Write { root: root.to_owned(), reason };
         let lock = take(root)?;
-        let layout = Layout { root: root.to_owned(), _lock: lock };
-        layout.device_nodes(&spec.gpus).map_err(write)?;
-        layout.proc_files().map_err(write)?;
-        spec.gpus.iter().try_for_each(|gpu| layout.sysfs(gpu)).map_err(write)?;
+        let layout = Layout { root: root.to_owned(), unlisted: Mutex::default(), _lock: lock };
+        layout.boot(spec.gpus.iter()).map_err(write)?;
         match File::open(root.join("dev/nvidiactl")).map_err(|error| (error.kind(), error)) {
             Err((io::ErrorKind::PermissionDenied, reason)) => Err(LayoutError::Nodev { root: root.to_owned(), reason }),
             _ => Ok(layout),
         }
     }
 
+    /// Lays everything out anew, as the kernel and the driver do when the machine starts.
+    pub(super) fn boot<'a>(&self, gpus: impl Iterator<Item = &'a GpuSpec>) -> io::Result<()> {
+        unload_module(&self.root)?;
+        ["dev", "proc", "sys"].iter().try_for_each(|part| empty(&self.root.join(part)))?;
+        self.unlisted().clear();
+        self.device_nodes()?;
+        self.proc_files()?;
+        for gpu in gpus {
+            make_node(&gpu_node(&self.root, gpu.minor), NVIDIA_MAJOR, gpu.minor, 0o666)?;
+            self.sysfs(gpu)?;
+        }
+        self.load_module()
+    }
+
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Capability files and node of a GPU instance.
-    pub(super) fn add_gi(&self, gpu: u32, gi: u32) -> io::Result<()> {
-        self.add_capability(&self.gi_directory(gpu, gi).join("access"), gi_minor(gpu, gi), 0o444)
+    /// The kernel module is loaded, or unloaded and loaded again.
+    pub(super) fn load_module(&self) -> io::Result<()> {
+        unload_module(&self.root)?;
+        fs::create_dir_all(self.root.join(MODULE))
     }
 
-    /// Capability files and node of a compute instance.
-    pub(super) fn add_ci(&self, gpu: u32, gi: u32, ci: u32) -> io::Result<()> {
-        let directory = self.gi_directory(gpu, gi).join(format!("ci{ci}"));
-        self.add_capability(&directory.join("access"), ci_minor(gpu, gi, ci), 0o444)
+    /// What the kernel shows of a new instance, but for some parts.
+    pub(super) fn add(&self, instance: Instance, withheld: impl Fn(Part) -> bool) -> io::Result<()> {
+        self.list(instance, !withheld(Part::Minors))?;
+        if !withheld(Part::Files) {
+            put(&self.directory(instance).join("access"), access(instance.minor(), 0o444))?;
+        }
+        if !withheld(Part::Nodes) {
+            self.add_node(instance.minor(), 0o444)?;
+        }
+        Ok(())
     }
 
-    pub(super) fn remove_gi(&self, gpu: u32, gi: u32) -> io::Result<()> {
-        gone(fs::remove_dir_all(self.gi_directory(gpu, gi)))?;
-        gone(fs::remove_file(capability_node(&self.root, gi_minor(gpu, gi))))
+    /// All of an instance.
+    pub(super) fn remove(&self, instance: Instance) -> io::Result<()> {
+        gone(fs::remove_dir_all(self.directory(instance)))?;
+        gone(fs::remove_file(capability_node(&self.root, instance.minor())))?;
+        self.list(instance, true)
     }
 
-    pub(super) fn remove_ci(&self, gpu: u32, gi: u32, ci: u32) -> io::Result<()> {
-        gone(fs::remove_dir_all(self.gi_directory(gpu, gi).join(format!("ci{ci}"))))?;
-        gone(fs::remove_file(capability_node(&self.root, ci_minor(gpu, gi, ci))))
+    /// Whether `mig-minors` has an instance, which it normally has even before there is one.
+    fn list(&self, instance: Instance, listed: bool) -> io::Result<()> {
+        let mut unlisted = self.unlisted();
+        let minor = instance.minor();
+        let changed = if listed { unlisted.remove(&minor) } else { unlisted.insert(minor) };
+        if changed { self.mig_minors(&unlisted) } else { Ok(()) }
+    }
+
+    fn unlisted(&self) -> std::sync::MutexGuard<'_, BTreeSet<u32>> {
+        self.unlisted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mig_minors(&self, unlisted: &BTreeSet<u32>) -> io::Result<()> {
+        let directory = self.root.join("proc/driver/nvidia-caps");
+        let new = directory.join("mig-minors.new");
+        put(&new, mig_minors(unlisted))?;
+        fs::rename(new, directory.join("mig-minors")) // nobody reads half of it
     }
 
     /// Everything about the instances of a GPU.
     pub(super) fn remove_instances(&self, gpu: u32) -> io::Result<()> {
         let (_, gis, cis) = TABLE;
         for gi in 0..gis {
-            (0..cis).try_for_each(|ci| self.remove_ci(gpu, gi, ci))?;
-            self.remove_gi(gpu, gi)?;
+            let cis = (0..cis).map(Some);
+            cis.chain([None]).try_for_each(|ci| self.remove(Instance { gpu, gi, ci }))?;
         }
         Ok(())
     }
 
-    fn gi_directory(&self, gpu: u32, gi: u32) -> PathBuf {
-        self.root.join(format!("proc/driver/nvidia/capabilities/gpu{gpu}/mig/gi{gi}"))
+    fn directory(&self, instance: Instance) -> PathBuf {
+        self.root.join("proc").join(instance.directory())
     }
 
-    /// The file that tells the minor number of a capability, in the form of the kernel module, and the node. On hardware
-    /// nvidia-modprobe makes the node, when NVML first needs it.
-    fn add_capability(&self, file: &Path, minor: u32, mode: u32) -> io::Result<()> {
-        put(file, format!("DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n"))?;
+    /// The node of a capability. On hardware nvidia-modprobe makes it, when NVML first needs it.
+    fn add_node(&self, minor: u32, mode: u32) -> io::Result<()> {
         make_node(&capability_node(&self.root, minor), CAPS_MAJOR, minor, mode)
     }
 
-    fn device_nodes(&self, gpus: &[GpuSpec]) -> io::Result<()> {
-        for gpu in gpus {
-            make_node(&gpu_node(&self.root, gpu.minor), NVIDIA_MAJOR, gpu.minor, 0o666)?;
-        }
+    fn device_nodes(&self) -> io::Result<()> {
         for (name, major, minor) in [
             ("nvidiactl", NVIDIA_MAJOR, 255),
             ("nvidia-modeset", NVIDIA_MAJOR, 254),
@@ -149,9 +214,11 @@ impl Layout {
         );
         put(&proc.join("devices"), devices)?;
         let capabilities = proc.join("driver/nvidia/capabilities/mig");
-        self.add_capability(&capabilities.join("config"), MIG_CONFIG_MINOR, 0o400)?;
-        self.add_capability(&capabilities.join("monitor"), MIG_MONITOR_MINOR, 0o444)?;
-        put(&proc.join("driver/nvidia-caps/mig-minors"), mig_minors())
+        for (name, minor, mode) in [("config", MIG_CONFIG_MINOR, 0o400), ("monitor", MIG_MONITOR_MINOR, 0o444)] {
+            put(&capabilities.join(name), access(minor, mode))?;
+            self.add_node(minor, mode)?;
+        }
+        self.mig_minors(&self.unlisted())
     }
 
     /// What the kernel tells of a GPU's place: an entry among all PCI devices that leads to the one below its bridge and
@@ -176,7 +243,7 @@ impl Layout {
     }
 }
 
-/// Takes a directory for this daemon and empties it of what was there before.
+/// Takes a directory for this daemon.
 fn take(root: &Path) -> Result<File, LayoutError> {
     let write = |reason| LayoutError::Write { root: root.to_owned(), reason };
     fs::create_dir_all(root).map_err(write)?;
@@ -189,8 +256,15 @@ fn take(root: &Path) -> Result<File, LayoutError> {
         Err(Errno::WOULDBLOCK) => return Err(LayoutError::Served(root.to_owned())),
         other => other.map_err(|errno| write(errno.into()))?,
     }
-    ["dev", "proc", "sys"].iter().try_for_each(|part| empty(&root.join(part))).map_err(write)?;
     Ok(lock)
+}
+
+/// Moves the directory of the loaded kernel module aside, if there is one.
+fn unload_module(root: &Path) -> io::Result<()> {
+    let unloaded = root.join(UNLOADED);
+    fs::create_dir_all(&unloaded)?;
+    let number = fs::read_dir(&unloaded)?.count();
+    gone(fs::rename(root.join(MODULE), unloaded.join(number.to_string())))
 }
 
 /// Empties a directory and keeps it: someone may have it mounted.
@@ -203,15 +277,21 @@ fn empty(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether instances exist or not, the kernel module lists a minor number for each that could.
-fn mig_minors() -> String {
+/// The file that tells the minor number of a capability, in the form of the kernel module.
+fn access(minor: u32, mode: u32) -> String {
+    format!("DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n")
+}
+
+/// Whether instances exist or not, the kernel module lists a minor number for each that could; these are left out.
+fn mig_minors(unlisted: &BTreeSet<u32>) -> String {
     let mut text = format!("config {MIG_CONFIG_MINOR}\nmonitor {MIG_MONITOR_MINOR}\n");
     let (gpus, gis, cis) = TABLE;
     for (gpu, gi) in (0..gpus).flat_map(|gpu| (0..gis).map(move |gi| (gpu, gi))) {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "gpu{gpu}/gi{gi}/access {}", gi_minor(gpu, gi));
-        for ci in 0..cis {
-            let _ = writeln!(text, "gpu{gpu}/gi{gi}/ci{ci}/access {}", ci_minor(gpu, gi, ci));
+        let own = [(String::new(), gi_minor(gpu, gi))].into_iter();
+        let all = own.chain((0..cis).map(|ci| (format!("ci{ci}/"), ci_minor(gpu, gi, ci))));
+        for (ci, minor) in all.filter(|(_, minor)| !unlisted.contains(minor)) {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "gpu{gpu}/gi{gi}/{ci}access {minor}");
         }
     }
     text

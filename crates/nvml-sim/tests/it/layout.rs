@@ -101,3 +101,21 @@ fn the_library_is_installed_as_a_drivers() {
     let library = fs::read(sim.library()).unwrap();
     assert!(library.windows(18).any(|window| window == b"libnvidia-ml.so.1\0"));
 }
+
+/// Also when the daemon was started anew in between.
+#[test]
+fn no_loading_of_the_module_has_the_inode_of_an_earlier_one() {
+    let mut sim = Sim::start(&node("gpus: []"));
+    let mut seen = Vec::new();
+    for round in 0..6 {
+        let inode = fs::metadata(sim.root().join("sys/module/nvidia")).unwrap().ino();
+        assert!(!seen.contains(&inode), "{inode} after {seen:?}");
+        seen.push(inode);
+        if round % 2 == 0 {
+            sim.ctl("reload");
+        } else {
+            sim.stop();
+            sim.start_again();
+        }
+    }
+}
