@@ -167,12 +167,17 @@ fn parse(uid: &str, bytes: &[u8]) -> Result<Record, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::epoch::Epoch;
     use super::super::{Claim, DeviceName};
     use super::*;
 
+    fn epoch(boot_id: &str) -> Epoch {
+        Epoch { boot_id: boot_id.into(), driver_load: Some(1) }
+    }
+
     fn record(uid: &str) -> Record {
         let claim = Claim { uid: uid.into(), namespace: "default".into(), name: "claim".into(), devices: Vec::new() };
-        Record::new(&claim, "boot")
+        Record::new(&claim, epoch("boot"))
     }
 
     fn journal() -> (tempfile::TempDir, Journal) {
@@ -220,7 +225,7 @@ mod tests {
         let mut results = record.results.clone();
         results.iter_mut().for_each(|result| result.extra.clear());
         record.set_results(results);
-        record.adapt_to_boot("another boot");
+        record.adapt_to(&epoch("another boot"));
         journal.write(&record).unwrap();
 
         let written: Value = serde_json::from_slice(&fs::read(journal.path("a")).unwrap()).unwrap();

@@ -16,6 +16,7 @@ mod cdi_edits;
 mod claim;
 mod device_name;
 mod driver_files;
+mod epoch;
 mod errors;
 mod gpu;
 mod holders;
@@ -43,6 +44,7 @@ pub use device_name::{DeviceName, DeviceNameError, Partition};
 pub use errors::{GpuError, JournalError, LockError, OpenError, PrepareError, ReleaseError, SpecError, UnprepareError};
 pub use steps::{NoWatch, Step, Watch};
 
+use epoch::Epoch;
 use gpu::KnownGpus;
 use journal::Journal;
 use locks::{Guard, Locks};
@@ -119,8 +121,9 @@ impl Engine {
     /// # Errors
     /// When the journal directory cannot be read.
     pub fn prepared_claims(&self) -> Result<Vec<PreparedClaim>, JournalError> {
+        let epoch = self.epoch();
         let adapt = |mut record: Record| {
-            record.adapt_to_boot(&self.boot_id);
+            record.adapt_to(&epoch);
             PreparedClaim::from(record)
         };
         Ok(self.records()?.into_iter().map(adapt).collect())
@@ -130,6 +133,11 @@ impl Engine {
     /// What the claim's CDI file still tells is used in place of the journal.
     pub fn take_set_aside(&self) -> Vec<SetAside> {
         self.journal.take_set_aside()
+    }
+
+    /// The present epoch. Asked at each call: the driver can be loaded anew while nobody has a session with it.
+    fn epoch(&self) -> Epoch {
+        Epoch { boot_id: self.boot_id.clone(), driver_load: self.driver_root.driver_load() }
     }
 
     /// Takes a step under the eyes of the watch.

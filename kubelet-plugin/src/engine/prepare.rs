@@ -74,7 +74,7 @@ impl Engine {
         let _claim = self.lock_claim(&claim.uid, &holder, deadline)?;
         let known = Ledger::load(self, &claim.uid);
         let is_new = known.is_none();
-        let ledger = known.unwrap_or_else(|| Ledger::new(self, Record::new(claim, &self.boot_id)));
+        let ledger = known.unwrap_or_else(|| Ledger::new(self, Record::new(claim, self.epoch())));
         let mut gpus = ledger.record.gpus();
         gpus.extend(results.iter().map(|result| result.device.gpu()));
         let _gpus = self.lock_gpus(&gpus, &holder, deadline)?;
@@ -105,8 +105,9 @@ impl Preparation<'_> {
         others.retain(|other| other.claim.uid != claim.uid);
         let plans = self.plan(&results, &holders::holds(&others))?;
 
+        let epoch = self.engine.epoch();
         let record = &mut self.ledger.record;
-        record.adapt_to_boot(&self.engine.boot_id);
+        record.adapt_to(&epoch);
         claim.namespace.clone_into(&mut record.claim.namespace);
         claim.name.clone_into(&mut record.claim.name);
         record.set_results(results);

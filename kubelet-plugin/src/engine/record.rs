@@ -11,6 +11,7 @@ use kerf_nvml::{GpuInstance, PciAddress};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::epoch::Epoch;
 use super::{Claim, DeviceName};
 
 /// The version that this build writes, and the newest that it reads.
@@ -24,8 +25,12 @@ pub(super) struct Record {
     pub(super) version: u64,
     /// Whose it is.
     pub(super) claim: ClaimRef,
-    /// The kernel's boot id when it was written: no GPU instance survives a reboot.
+    /// The kernel's boot id when it was written, see [`Epoch`].
     pub(super) boot_id: String,
+    /// The driver's loading when it was written, see [`Epoch`]. Absent where it was not known, and in files of builds that
+    /// did not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) driver_load: Option<u64>,
     /// Where the claim stands.
     pub(super) phase: Phase,
     /// What the claim was allocated.
@@ -108,7 +113,7 @@ pub(super) enum PartitionState {
 
 impl Record {
     /// The record of a claim for which nothing was done yet.
-    pub(super) fn new(claim: &Claim, boot_id: &str) -> Record {
+    pub(super) fn new(claim: &Claim, epoch: Epoch) -> Record {
         Record {
             version: VERSION,
             claim: ClaimRef {
@@ -117,7 +122,8 @@ impl Record {
                 name: claim.name.clone(),
                 extra: Map::new(),
             },
-            boot_id: boot_id.to_owned(),
+            boot_id: epoch.boot_id,
+            driver_load: epoch.driver_load,
             phase: Phase::Preparing,
             results: Vec::new(),
             partitions: Vec::new(),
@@ -144,13 +150,19 @@ impl Record {
         self.results = results;
     }
 
-    /// Forgets the instances when the node has rebooted since: none of them survived.
-    pub(super) fn adapt_to_boot(&mut self, boot_id: &str) {
-        if self.boot_id != boot_id {
-            boot_id.clone_into(&mut self.boot_id);
+    /// The epoch in which it was written.
+    pub(super) fn epoch(&self) -> Epoch {
+        Epoch { boot_id: self.boot_id.clone(), driver_load: self.driver_load }
+    }
+
+    /// Takes the record into the present epoch: the instances of another are gone.
+    pub(super) fn adapt_to(&mut self, epoch: &Epoch) {
+        if !epoch.may_be(&self.epoch()) {
             self.phase = Phase::Preparing;
             self.partitions.iter_mut().for_each(PartitionRecord::forget);
         }
+        epoch.boot_id.clone_into(&mut self.boot_id);
+        self.driver_load = epoch.driver_load.or(self.driver_load);
     }
 
     /// Whether an instance of this claim may be on a GPU.

@@ -54,7 +54,7 @@ impl Engine {
     }
 
     fn release(&self, ledger: &mut Ledger<'_>) -> Result<(), UnprepareError> {
-        ledger.record.adapt_to_boot(&self.boot_id);
+        ledger.record.adapt_to(&self.epoch());
         ledger.record.phase = Phase::Releasing;
         ledger.save()?;
         let uid = ledger.record.claim.uid.clone();

@@ -567,28 +567,33 @@ fn a_failed_repair_keeps_the_claim() {
     node.assert_clean(GPU, "gone");
 }
 
-/// A stranger has the claim's place, and therefore its id, after the driver was reloaded: ids follow the placement.
+/// A stranger has the claim's place, and therefore its id, after the driver was reloaded: ids follow the placement. Not even
+/// one of the same profile is taken for the claim's.
 #[test]
 fn an_id_given_out_again_is_not_the_claims() {
     let node = Node::start(H100);
-    let engine = node.engine();
-    let claim = claim("a", &[MIG_1G]);
-    prepare(&engine, &claim).unwrap();
-    let id = engine.prepared_claims().unwrap()[0].partitions[0].gpu_instance;
-    node.ctl(&["reload"]);
-    let nvml = Arc::new(Library::open(&node.settings().driver_root).unwrap());
-    let engine = Engine::open(nvml, node.settings()).unwrap();
-    let gpu = node.gpu(GPU);
-    node.nvml.set_mig_mode(gpu, MigMode::Enabled).unwrap();
-    let geometry = Geometry::new(node.nvml.gpu_instance_profiles(gpu).unwrap());
-    let offer = geometry.offer_by_label("1g10gb-me", 4).unwrap();
-    let stranger = node.nvml.create_gpu_instance(gpu, offer.profile.id, offer.placement).unwrap();
-    assert_eq!(stranger.id, id);
-    let error = refused(&engine, &claim);
-    assert!(error.contains("occupied by GPU instance"), "{error}");
-    unprepare(&engine, &claim);
-    assert_eq!(node.nvml.gpu_instances(gpu).unwrap(), [stranger], "it lives on");
-    assert_eq!((node.journal_files(), node.cdi_files()), (vec![], vec![]));
+    for label in ["1g10gb-me", "1g10gb"] {
+        let engine = node.engine();
+        let claim = claim("a", &[MIG_1G]);
+        prepare(&engine, &claim).unwrap();
+        let id = engine.prepared_claims().unwrap()[0].partitions[0].gpu_instance;
+        node.ctl(&["reload"]);
+        assert_eq!(engine.prepared_claims().unwrap()[0].partitions, [], "nothing of it is live any more");
+        let nvml = Arc::new(Library::open(&node.settings().driver_root).unwrap());
+        let engine = Engine::open(nvml, node.settings()).unwrap();
+        let gpu = node.gpu(GPU);
+        node.nvml.set_mig_mode(gpu, MigMode::Enabled).unwrap();
+        let geometry = Geometry::new(node.nvml.gpu_instance_profiles(gpu).unwrap());
+        let offer = geometry.offer_by_label(label, 4).unwrap();
+        let stranger = node.nvml.create_gpu_instance(gpu, offer.profile.id, offer.placement).unwrap();
+        assert_eq!(stranger.id, id);
+        let error = refused(&engine, &claim);
+        assert!(error.contains("occupied by GPU instance"), "{error}");
+        unprepare(&engine, &claim);
+        assert_eq!(node.nvml.gpu_instances(gpu).unwrap(), [stranger], "it lives on");
+        assert_eq!((node.journal_files(), node.cdi_files()), (vec![], vec![]));
+        node.nvml.destroy_gpu_instance(gpu, stranger.id).unwrap();
+    }
 }
 
 #[test]
