@@ -113,6 +113,8 @@ pub struct Withheld {
 /// Something on a GPU that keeps devices from being given out now.
 ///
 /// It concerns every device that shares a memory slice with `placement`, hence always the whole GPU, but for `usable`.
+/// Where a live instance of [`MigStatus::instances`] lies exactly there, it concerns also every device that could not be
+/// cut beside that one: it may hold an engine of which the GPU has one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Blocked {

@@ -51,6 +51,9 @@ pub const FOREIGN_INSTANCE: &str = "ForeignInstance";
 /// process still works in it.
 pub const CONDEMNED: &str = "Condemned";
 
+/// The key of the taint for a reason that gives no [key](taint_key) of its own.
+pub const TAINT_BLOCKED: &str = "kerf.dev/blocked";
+
 /// The key of the taint that devices carry for a [reason](crate::Blocked::reason): the word in kebab-case in kerf's
 /// domain, `kerf.dev/foreign-instance`. `None` where `reason` is no CamelCase word of ASCII letters and digits, or too long.
 ///
