@@ -128,6 +128,8 @@ impl Geometry {
     ///
     /// A limit that no engine can express (compute slices or `max_instances` without an engine behind it; no known
     /// product has one) is not covered: there the GPU itself refuses.
+    ///
+    /// Numbers that no GPU has can make the smallest set too long to find: then it is every engine, which is as safe.
     pub fn limited_engines(&self) -> Vec<Engine> {
         limits::limited_engines(self)
     }

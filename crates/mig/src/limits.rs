@@ -3,6 +3,7 @@
 //! A set of cuts that share no memory slice is a path through the memory slices from the first to the last. The most
 //! that any such path can hold of an engine is found slice by slice, without listing the paths.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Engine, Engines, Geometry, Offer};
@@ -10,6 +11,10 @@ use crate::{Engine, Engines, Geometry, Offer};
 /// Which engine is counted when several would do: media engines first, as those are what profiles differ in.
 const PREFERENCE: [Engine; 6] =
     [Engine::Ofa, Engine::Decoder, Engine::Jpeg, Engine::Encoder, Engine::Copy, Engine::Multiprocessors];
+
+/// The most that a search may cost, in offers looked at. Known products take less than 3,000; a geometry that no GPU has can
+/// have so many different sums of engines that a search would never end.
+const MOST_STEPS: usize = 1_000_000;
 
 /// Something that cuts beside each other have to share.
 struct Limit {
@@ -22,25 +27,35 @@ struct Limit {
 
 /// See [`Geometry::limited_engines`].
 pub(crate) fn limited_engines(geometry: &Geometry) -> Vec<Engine> {
+    // All of them keep apart whatever some of them would.
+    smallest_set(geometry).unwrap_or_else(|| Engine::ALL.to_vec())
+}
+
+/// `None` when it would take too long to find.
+fn smallest_set(geometry: &Geometry) -> Option<Vec<Engine>> {
     let offers = geometry.offers();
     let paths = Paths::new(geometry, &offers);
 
     // Most limits can never be exceeded, as memory runs out before: only the others matter from here on.
     let all = limits(geometry, &offers);
-    let exceeded = paths.exceeded(&all, &[]);
+    let exceeded = paths.exceeded(&all, &[])?;
     let limits = all.into_iter().enumerate().filter(|(index, _)| exceeded.contains(index));
     let limits: Vec<Limit> = limits.map(|(_, limit)| limit).collect();
 
     let engines: Vec<Engine> =
         PREFERENCE.into_iter().filter(|engine| limits.iter().any(|limit| limit.engine == Some(*engine))).collect();
-    let beyond_engines = paths.exceeded(&limits, &engines);
+    let beyond_engines = paths.exceeded(&limits, &engines)?;
     let mut sets: Vec<Vec<Engine>> = (0..1_u32 << engines.len())
         .map(|bits| (0..engines.len()).filter(|i| bits & 1 << i != 0).map(|i| engines[i]).collect())
         .collect();
     sets.sort_by_key(Vec::len); // stable: preferred engines stay first
-    let mut smallest = sets.into_iter().find(|set| paths.exceeded(&limits, set) == beyond_engines).unwrap_or_default();
-    smallest.sort_unstable();
-    smallest
+    for mut set in sets {
+        if paths.exceeded(&limits, &set)? == beyond_engines {
+            set.sort_unstable();
+            return Some(set);
+        }
+    }
+    None
 }
 
 fn limits(geometry: &Geometry, offers: &[Offer<'_>]) -> Vec<Limit> {
@@ -67,23 +82,27 @@ struct Paths<'a> {
     totals: Engines,
     /// Every memory slice at which an offer starts or that it ends before, ascending.
     stops: Vec<u32>,
+    /// Steps that are left.
+    steps: Cell<usize>,
 }
 
 impl<'a> Paths<'a> {
     fn new(geometry: &Geometry, offers: &'a [Offer<'a>]) -> Self {
         let stops = offers.iter().flat_map(|offer| [offer.placement.start, offer.placement.end()]);
         let stops: BTreeSet<u32> = stops.collect();
-        Paths { offers, totals: geometry.totals(), stops: stops.into_iter().collect() }
+        Paths { offers, totals: geometry.totals(), stops: stops.into_iter().collect(), steps: Cell::new(MOST_STEPS) }
     }
 
-    /// Which limits (by index) some path exceeds, although it keeps to the totals of the counted engines.
-    fn exceeded(&self, limits: &[Limit], counted: &[Engine]) -> Vec<usize> {
+    /// Which limits (by index) some path exceeds, although it keeps to the totals of the counted engines. `None` when no
+    /// steps are left.
+    fn exceeded(&self, limits: &[Limit], counted: &[Engine]) -> Option<Vec<usize>> {
         // Per stop reached: the use of the counted engines so far, and with it the most used of each limit.
         let mut reached: BTreeMap<u32, BTreeMap<Vec<u32>, Vec<u64>>> = BTreeMap::new();
         let start = self.stops.first().copied().unwrap_or(0);
         merge(reached.entry(start).or_default(), vec![0; counted.len()], vec![0; limits.len()]);
         for (&stop, &next) in self.stops.iter().zip(self.stops.iter().skip(1)) {
             for (used, most) in reached.remove(&stop).unwrap_or_default() {
+                self.steps.set(self.steps.get().checked_sub(self.offers.len() + 1)?);
                 for (index, offer) in self.offers.iter().enumerate().filter(|(_, o)| o.placement.start == stop) {
                     let add = |(&engine, used): (&Engine, &u32)| used.saturating_add(offer.profile.engines.get(engine));
                     let used: Vec<u32> = counted.iter().zip(&used).map(add).collect();
@@ -96,7 +115,8 @@ impl<'a> Paths<'a> {
             }
         }
         let ends: Vec<&Vec<u64>> = reached.values().flat_map(BTreeMap::values).collect();
-        (0..limits.len()).filter(|&index| ends.iter().any(|most| most[index] > limits[index].total)).collect()
+        let exceeded = |&index: &usize| ends.iter().any(|most| most[index] > limits[index].total);
+        Some((0..limits.len()).filter(exceeded).collect())
     }
 }
 

@@ -64,6 +64,28 @@ fn fast_on_every_product() {
     }
 }
 
+/// What a node says of its GPU decides how many sums of engines there are.
+#[test]
+fn a_search_without_end_is_given_up() {
+    let starts: Vec<u32> = (0..32).collect();
+    let profiles = (0..60_u32).map(|id| {
+        let odd = |salt: u32| (id + 1).wrapping_mul(2_654_435_761).wrapping_add(salt.wrapping_mul(40_503)) >> 4;
+        let engines = Engines {
+            multiprocessors: odd(1),
+            copy_engines: odd(2),
+            decoders: odd(3),
+            encoders: odd(4),
+            jpeg_engines: odd(5),
+            ofa_engines: odd(6),
+        };
+        Profile { engines, ..profile(id, &format!("p{id}"), 1, 7, &starts, 1) }
+    });
+    let geometry = Geometry::new(profiles.collect());
+    let start = Instant::now();
+    assert_eq!(geometry.limited_engines(), Engine::ALL, "all of them are as safe as any");
+    assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
+}
+
 #[test]
 fn a_limit_that_no_engine_expresses_asks_for_no_engine() {
     let only_once = Geometry::new(vec![profile(1, "1g.1gb", 1, 1, &[0, 1], 1)]);
