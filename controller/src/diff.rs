@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use kerf_api::names;
 
 use crate::meaning::Meaning;
@@ -43,6 +43,8 @@ pub struct Observed {
     pub slice_count: i64,
     /// What it says.
     pub meaning: Meaning,
+    /// When the server saw a taint first, by device and key. It sets the time anew when an update does not repeat it.
+    pub taint_times: BTreeMap<(String, String), Time>,
 }
 
 impl From<&ResourceSlice> for Observed {
@@ -62,8 +64,15 @@ impl From<&ResourceSlice> for Observed {
             generation: slice.spec.pool.generation,
             slice_count: slice.spec.pool.resource_slice_count,
             meaning: Meaning::of(&slice.spec),
+            taint_times: taint_times(slice),
         }
     }
+}
+
+fn taint_times(slice: &ResourceSlice) -> BTreeMap<(String, String), Time> {
+    let devices = slice.spec.devices.iter().flatten();
+    let taints = devices.flat_map(|device| device.taints.iter().flatten().map(|taint| (device.name.clone(), taint)));
+    taints.filter_map(|(device, taint)| Some(((device, taint.key.clone()), taint.time_added.clone()?))).collect()
 }
 
 /// UID of the owner, when it is one Node and nothing else.
@@ -164,17 +173,16 @@ pub fn diff<'a>(desired: Vec<ResourceSlice>, observed: impl IntoIterator<Item = 
     let rewrite = gone || added || changed.len() > 1;
     let generation = generation.unwrap_or(0) + i64::from(rewrite);
 
-    let kept: BTreeMap<String, (String, bool)> = kept
-        .iter()
-        .map(|(name, slice)| (name.to_string(), (slice.resource_version.clone(), changed.contains(name))))
-        .collect();
+    let kept: BTreeMap<&str, (&Observed, bool)> =
+        kept.iter().map(|(name, slice)| (*name, (*slice, changed.contains(name)))).collect();
     for mut slice in desired {
         slice.spec.pool.generation = generation;
         slice.spec.pool.resource_slice_count = count;
-        match kept.get(&name(&slice)) {
+        match kept.get(name(&slice).as_str()) {
             None => plan.write.push(Write::Create(slice)),
-            Some((version, changed)) if rewrite || *changed => {
-                slice.metadata.resource_version = Some(version.clone());
+            Some((observed, changed)) if rewrite || *changed => {
+                slice.metadata.resource_version = Some(observed.resource_version.clone());
+                keep_taint_times(&mut slice, observed);
                 plan.write.push(Write::Update(slice));
             }
             Some(_) => {}
@@ -182,6 +190,15 @@ pub fn diff<'a>(desired: Vec<ResourceSlice>, observed: impl IntoIterator<Item = 
     }
     plan.write.sort_by_key(|write| (has_devices(write.slice()), matches!(write, Write::Create(_))));
     plan
+}
+
+/// A taint that stays has been there since it came.
+fn keep_taint_times(slice: &mut ResourceSlice, observed: &Observed) {
+    for device in slice.spec.devices.iter_mut().flatten() {
+        for taint in device.taints.iter_mut().flatten() {
+            taint.time_added = observed.taint_times.get(&(device.name.clone(), taint.key.clone())).cloned();
+        }
+    }
 }
 
 /// Whether an update can make `wanted` of `slice`: driver, pool and node of a slice never change, and a slice of an

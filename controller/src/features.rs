@@ -6,6 +6,9 @@
 pub struct ServerFeatures {
     /// Shared counters, which say what excludes what.
     pub counters: Counters,
+    /// Whether devices keep their taints (gate `DRADeviceTaints`). Where they are dropped, a device that cannot be given
+    /// out now must not be published.
+    pub taints: bool,
 }
 
 /// How shared counters (gate `DRAPartitionableDevices`) can be written.

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{
-    Counter, CounterSet, Device, DeviceCounterConsumption, ResourcePool, ResourceSlice, ResourceSliceSpec,
+    Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kerf_api::names;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
@@ -41,32 +42,33 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// When the server cannot be reached or does not let us try. That it refuses or drops a field is an answer.
 pub async fn probe(client: &Client, driver: &str) -> kube::Result<ServerFeatures> {
     let api: Api<ResourceSlice> = Api::all(client.clone());
-    let attempt = async |counters: bool, devices: bool| -> kube::Result<Kept> {
-        let slice = slice(driver, counters, devices);
+    let attempt = async |sets: Option<CounterSet>, device: Option<Device>| -> kube::Result<Kept> {
+        let slice = slice(driver, sets, device);
         let dry_run = PostParams { dry_run: true, field_manager: None };
         match api.create(&dry_run, &slice).await {
-            Ok(stored) if kept_counters(&slice, &stored) => Ok(Kept::Yes),
+            Ok(stored) if kept_counters(&slice, &stored) && kept_taints(&slice, &stored) => Ok(Kept::Yes),
             Ok(_) => Ok(Kept::Dropped),
             Err(kube::Error::Api(status)) if status.code == 422 || status.code == 400 => {
-                debug!(%status.message, counters, devices, "the API server refuses a slice that was tried");
+                debug!(%status.message, "the API server refuses a slice that was tried");
                 Ok(Kept::Refused)
             }
             Err(error) => Err(error),
         }
     };
     // Kubernetes 1.34 wants both in one slice, 1.35 and later refuse that.
-    let counters = match attempt(true, true).await? {
+    let counters = match attempt(Some(counter_set()), Some(consuming())).await? {
         Kept::Yes => Counters::Combined,
         Kept::Dropped => Counters::None,
-        Kept::Refused => match (attempt(true, false).await?, attempt(false, true).await?) {
+        Kept::Refused => match (attempt(Some(counter_set()), None).await?, attempt(None, Some(consuming())).await?) {
             (Kept::Yes, Kept::Yes) => Counters::Separate,
             _ => Counters::None,
         },
     };
-    Ok(ServerFeatures { counters })
+    let taints = attempt(None, Some(tainted())).await? == Kept::Yes;
+    Ok(ServerFeatures { counters, taints })
 }
 
-/// What became of the counters in a slice that was tried.
+/// What became of the field that a slice was tried for.
 #[derive(Debug, PartialEq, Eq)]
 enum Kept {
     Yes,
@@ -74,26 +76,35 @@ enum Kept {
     Refused,
 }
 
-fn slice(driver: &str, counters: bool, devices: bool) -> ResourceSlice {
-    let amounts = || BTreeMap::from([("memory-slice-0".to_owned(), Counter { value: quantity::count(1) })]);
-    let set = || CounterSet { name: "gpu".to_owned(), counters: amounts() };
-    let device = || Device {
-        name: "partition".to_owned(),
-        consumes_counters: Some(vec![DeviceCounterConsumption {
-            counter_set: "gpu".to_owned(),
-            counters: amounts(),
-            compatibility_groups: None,
-        }]),
-        ..Device::default()
-    };
+fn counters() -> BTreeMap<String, Counter> {
+    BTreeMap::from([("memory-slice-0".to_owned(), Counter { value: quantity::count(1) })])
+}
+
+fn counter_set() -> CounterSet {
+    CounterSet { name: "gpu".to_owned(), counters: counters() }
+}
+
+fn consuming() -> Device {
+    let consumption =
+        DeviceCounterConsumption { counter_set: "gpu".to_owned(), counters: counters(), compatibility_groups: None };
+    Device { name: "partition".to_owned(), consumes_counters: Some(vec![consumption]), ..Device::default() }
+}
+
+fn tainted() -> Device {
+    let taint =
+        DeviceTaint { effect: "NoSchedule".to_owned(), key: names::TAINT_BLOCKED.to_owned(), ..DeviceTaint::default() };
+    Device { name: "gpu".to_owned(), taints: Some(vec![taint]), ..Device::default() }
+}
+
+fn slice(driver: &str, set: Option<CounterSet>, device: Option<Device>) -> ResourceSlice {
     ResourceSlice {
         metadata: ObjectMeta { name: Some(format!("{NOWHERE}-{driver}")), ..ObjectMeta::default() },
         spec: ResourceSliceSpec {
             driver: driver.to_owned(),
             pool: ResourcePool { name: NOWHERE.to_owned(), generation: 1, resource_slice_count: 1 },
             node_name: Some(NOWHERE.to_owned()),
-            shared_counters: counters.then(|| vec![set()]),
-            devices: devices.then(|| vec![device()]),
+            shared_counters: set.map(|set| vec![set]),
+            devices: device.map(|device| vec![device]),
             ..ResourceSliceSpec::default()
         },
     }
@@ -107,6 +118,14 @@ pub(crate) fn kept_counters(sent: &ResourceSlice, stored: &ResourceSlice) -> boo
         devices.filter(|device| device.consumes_counters.as_ref().is_some_and(|list| !list.is_empty())).count()
     };
     sets(stored) >= sets(sent) && consuming(stored) >= consuming(sent)
+}
+
+/// Whether the stored slice has the taints of the one that was sent: without them its devices are given out.
+pub(crate) fn kept_taints(sent: &ResourceSlice, stored: &ResourceSlice) -> bool {
+    let taints = |slice: &ResourceSlice| {
+        slice.spec.devices.iter().flatten().map(|device| device.taints.as_ref().map_or(0, Vec::len)).sum::<usize>()
+    };
+    taints(stored) >= taints(sent)
 }
 
 /// Keeps `features` true to the API server, until `stop`. It is `None`, and `pending` held, before the first answer.
@@ -137,7 +156,7 @@ pub async fn keep_probing(
             features.send_if_modified(|known| {
                 let changed = *known != Some(found);
                 if changed {
-                    info!(server.version = %version, counters = ?found.counters, "API server features");
+                    info!(server.version = %version, counters = ?found.counters, taints = found.taints, "API server features");
                 }
                 *known = Some(found);
                 changed

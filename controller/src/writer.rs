@@ -23,7 +23,7 @@ use crate::features::{Counters, ServerFeatures};
 use crate::index::{Decision, SharedIndex, Verdict};
 use crate::liveness::Now;
 use crate::meaning::Meaning;
-use crate::probe::kept_counters;
+use crate::probe::{kept_counters, kept_taints};
 use crate::queue::{Outcome, Queue};
 use crate::render::{Remark, render};
 
@@ -64,6 +64,15 @@ pub enum WriteError {
          the feature gate DRAPartitionableDevices is off"
     )]
     CountersDropped {
+        /// Name of the slice.
+        name: String,
+    },
+    /// The API server stored the slice without its taints.
+    #[error(
+        "the API server drops taints (it stored ResourceSlice {name} without them): \
+         the feature gate DRADeviceTaints is off"
+    )]
+    TaintsDropped {
         /// Name of the slice.
         name: String,
     },
@@ -312,14 +321,20 @@ impl Writer {
         };
         let observed = Observed::from(&stored);
         memory.accepted.remove(&name);
-        let dropped = !kept_counters(wanted, &stored);
+        let dropped = if !kept_counters(wanted, &stored) {
+            Some(WriteError::CountersDropped { name: name.clone() })
+        } else if !kept_taints(wanted, &stored) {
+            Some(WriteError::TaintsDropped { name: name.clone() })
+        } else {
+            None
+        };
         let meant = Meaning::of(&wanted.spec);
-        if !dropped && observed.meaning != meant {
+        if dropped.is_none() && observed.meaning != meant {
             warn!(slice = %name, "the API server stores a slice in another form than it was sent: a newer field may be switched off");
-            memory.accepted.insert(name.clone(), (observed.resource_version.clone(), meant));
+            memory.accepted.insert(name, (observed.resource_version.clone(), meant));
         }
         self.index.lock().written(observed);
-        if dropped { Err(WriteError::CountersDropped { name }) } else { Ok(()) }
+        dropped.map_or(Ok(()), Err)
     }
 
     async fn request<T>(
@@ -339,10 +354,20 @@ impl Writer {
     }
 
     fn failed(&self, failure: &WriteError) -> Outcome {
-        if let WriteError::CountersDropped { .. } = failure {
-            error!("{failure}; withdrawing devices that overlap");
-            self.features.send_replace(Some(ServerFeatures { counters: Counters::None }));
-            return Outcome::Again;
+        let lacks = |lack: fn(&mut ServerFeatures)| {
+            self.features.send_modify(|features| features.iter_mut().for_each(lack));
+            Outcome::Again
+        };
+        match failure {
+            WriteError::CountersDropped { .. } => {
+                error!("{failure}; withdrawing devices that overlap");
+                return lacks(|features| features.counters = Counters::None);
+            }
+            WriteError::TaintsDropped { .. } => {
+                error!("{failure}; withdrawing devices that are blocked");
+                return lacks(|features| features.taints = false);
+            }
+            WriteError::Request { .. } | WriteError::Timeout { .. } => {}
         }
         if failure.is_conflict() {
             debug!(error = failure as &dyn std::error::Error, "another change came first");

@@ -7,10 +7,15 @@ use kerf_api::{Gpu, GpuNodeStatus, MigProfile};
 use kerf_mig::{Engine, Engines, Geometry, Offer, Placement, Profile};
 
 use super::attributes;
+use super::blocked::Blocks;
 use crate::quantity;
 
 /// The most counters of one set.
 const MOST_COUNTERS: usize = 32;
+
+/// The most profiles of one GPU, and the most placements of a profile. The known products have 11 and 7 at most.
+const MOST_PROFILES: usize = 64;
+const MOST_PLACEMENTS: usize = 32;
 
 type Counters = BTreeMap<String, Counter>;
 type Capacity = BTreeMap<String, DeviceCapacity>;
@@ -22,9 +27,14 @@ pub(super) struct Forms {
     pub(super) partitions: bool,
 }
 
-/// The geometry that the GPU's driver reported.
-pub(super) fn geometry(gpu: &Gpu) -> Geometry {
-    Geometry::new(gpu.mig.iter().flat_map(|mig| &mig.profiles).map(profile).collect())
+/// The geometry that the GPU's driver reported, or what is wrong with it: time and memory that it takes to look at one
+/// grow with it.
+pub(super) fn geometry(gpu: &Gpu) -> Result<Geometry, &'static str> {
+    let profiles = gpu.mig.as_ref().map_or(&[][..], |mig| &mig.profiles);
+    if profiles.len() > MOST_PROFILES || profiles.iter().any(|profile| profile.placements.len() > MOST_PLACEMENTS) {
+        return Err("partitions: there are more than 64 profiles, or more than 32 placements of one");
+    }
+    Ok(Geometry::new(profiles.iter().map(profile).collect()))
 }
 
 fn profile(profile: &MigProfile) -> Profile {
@@ -101,17 +111,22 @@ pub(super) fn devices(
     geometry: &Geometry,
     forms: Forms,
     exclusion: Option<&Exclusion>,
+    blocks: &Blocks<'_>,
 ) -> (Vec<Device>, Vec<String>) {
     let offers = if forms.partitions { geometry.offers() } else { Vec::new() };
     let (shared, left_out) = attributes::shared(status, gpu, Engine::ALL.len() + 1);
     let mut devices: Vec<Device> = offers
         .into_iter()
-        .map(|offer| Device {
-            name: format!("{}-mig-{}-{}", gpu.name, offer.profile.label(), offer.placement.start),
-            attributes: Some(attributes::partition(gpu, &offer.profile.name, &shared)),
-            capacity: Some(capacity(offer.profile.memory_mib, Some(&offer.profile.engines))),
-            consumes_counters: exclusion.map(|exclusion| exclusion.consumed_by(offer)),
-            ..Device::default()
+        .map(|offer| {
+            let name = format!("{}-mig-{}-{}", gpu.name, offer.profile.label(), offer.placement.start);
+            Device {
+                attributes: Some(attributes::partition(gpu, &offer.profile.name, &shared)),
+                capacity: Some(capacity(offer.profile.memory_mib, Some(&offer.profile.engines))),
+                consumes_counters: exclusion.map(|exclusion| exclusion.consumed_by(offer)),
+                taints: blocks.taints(&name, Some(offer)),
+                name,
+                ..Device::default()
+            }
         })
         .collect();
     if forms.whole {
@@ -123,6 +138,7 @@ pub(super) fn devices(
             attributes: Some(attributes::whole(gpu, &shared)),
             capacity: Some(capacity(gpu.memory_mib, engines.as_ref())).filter(|capacity| !capacity.is_empty()),
             consumes_counters: exclusion.map(Exclusion::consumed_by_whole),
+            taints: blocks.taints(&gpu.name, None),
             ..Device::default()
         });
     }

@@ -4,6 +4,7 @@
 //! one GPU later changes one slice and keeps the pool's generation.
 
 mod attributes;
+mod blocked;
 mod device;
 mod name;
 mod remark;
@@ -16,6 +17,7 @@ use kerf_api::{Gpu, GpuNode, GpuNodeStatus, GpuOffer, MigMode, names};
 use kube::ResourceExt as _;
 
 use crate::features::{Counters, ServerFeatures};
+use blocked::Blocks;
 use device::{Exclusion, Forms};
 pub use remark::Remark;
 
@@ -24,6 +26,9 @@ const MOST_COUNTER_SETS: usize = 8;
 
 /// The most devices of one slice when any of them consumes counters.
 const MOST_DEVICES: usize = 64;
+
+/// The most remarks about one node: each is an Event.
+const MOST_REMARKS: usize = 32;
 
 /// Place of a slice in the order of names, in which the scheduler searches.
 mod rank {
@@ -53,7 +58,7 @@ pub fn render(driver: &str, gpu_node: &GpuNode, node_uid: &str, features: Server
     let nothing = GpuNodeStatus::default();
     let status = gpu_node.status.as_ref().unwrap_or(&nothing);
     let node = gpu_node.name_any();
-    let mut layout = Layout::new(driver, &node, node_uid, features.counters);
+    let mut layout = Layout::new(driver, &node, node_uid, features);
     for gpu in &status.gpus {
         layout.add(status, gpu);
     }
@@ -65,28 +70,30 @@ struct Layout<'a> {
     driver: &'a str,
     node: &'a str,
     node_uid: &'a str,
-    counters: Counters,
+    features: ServerFeatures,
     sets: Vec<CounterSet>,
     slices: Vec<ResourceSlice>,
     /// Names so far: a counter set or device that is there twice would make the whole pool invalid.
     gpus: BTreeSet<String>,
     devices: BTreeSet<String>,
     without_counters: Vec<String>,
+    without_taints: Vec<String>,
     remarks: Vec<Remark>,
 }
 
 impl<'a> Layout<'a> {
-    fn new(driver: &'a str, node: &'a str, node_uid: &'a str, counters: Counters) -> Layout<'a> {
+    fn new(driver: &'a str, node: &'a str, node_uid: &'a str, features: ServerFeatures) -> Layout<'a> {
         Layout {
             driver,
             node,
             node_uid,
-            counters,
+            features,
             sets: Vec::new(),
             slices: Vec::new(),
             gpus: BTreeSet::new(),
             devices: BTreeSet::new(),
             without_counters: Vec::new(),
+            without_taints: Vec::new(),
             remarks: Vec::new(),
         }
     }
@@ -103,20 +110,31 @@ impl<'a> Layout<'a> {
             self.leave_out(&gpu.name, "the name is used twice on this node");
             return;
         }
-        let geometry = device::geometry(gpu);
+        let geometry = device::geometry(gpu).unwrap_or_else(|problem| {
+            self.leave_out(&gpu.name, problem);
+            kerf_mig::Geometry::default()
+        });
+        let (blocks, doubts) = Blocks::of(gpu, &geometry);
+        self.remarks.extend(doubts.into_iter().map(|why| Remark::Doubtful { gpu: gpu.name.clone(), why }));
         let cut = gpu.offer != GpuOffer::Whole && !geometry.is_empty();
         let exclusion = if cut { self.exclusion(gpu, &geometry) } else { None };
         let forms = forms(gpu, cut, exclusion.is_some());
-        let (mut devices, left_out) = device::devices(status, gpu, &geometry, forms, exclusion.as_ref());
+        let (mut devices, left_out) = device::devices(status, gpu, &geometry, forms, exclusion.as_ref(), &blocks);
         for problem in left_out {
             self.leave_out(&gpu.name, &problem);
         }
         devices.retain(|device| self.admit(device));
+        // Of such a device that is allocated the scheduler forgets the counters, and may give out what overlaps it: that is
+        // blocked as well, or refused by the plugin.
+        if !self.features.taints && devices.iter().any(|device| device.taints.is_some()) {
+            devices.retain(|device| device.taints.is_none());
+            self.without_taints.push(gpu.name.clone());
+        }
         if devices.is_empty() {
             return;
         }
         let rank = if gpu.offer == GpuOffer::Whole { rank::WHOLE_ONLY } else { rank::PARTITIONABLE };
-        let combined = exclusion.as_ref().filter(|_| self.counters == Counters::Combined);
+        let combined = exclusion.as_ref().filter(|_| self.features.counters == Counters::Combined);
         let combined = combined.map(|exclusion| vec![exclusion.set().clone()]);
         let chunks = if combined.is_some() { devices.len() } else { MOST_DEVICES };
         for (index, chunk) in devices.chunks(chunks).enumerate() {
@@ -124,14 +142,14 @@ impl<'a> Layout<'a> {
             let slice = self.slice(rank, &part, combined.clone(), Some(chunk.to_vec()));
             self.slices.push(slice);
         }
-        if let Some(exclusion) = exclusion.filter(|_| self.counters == Counters::Separate) {
+        if let Some(exclusion) = exclusion.filter(|_| self.features.counters == Counters::Separate) {
             self.sets.push(exclusion.set().clone());
         }
     }
 
     /// The counters that keep the forms of one GPU apart; `None`, with a remark, where there can be none.
     fn exclusion(&mut self, gpu: &Gpu, geometry: &kerf_mig::Geometry) -> Option<Exclusion> {
-        if self.counters == Counters::None {
+        if self.features.counters == Counters::None {
             self.without_counters.push(gpu.name.clone());
             return None;
         }
@@ -139,7 +157,7 @@ impl<'a> Layout<'a> {
             self.leave_out(&gpu.name, "partitions: they need more than the 32 counters that one set can hold");
             return None;
         };
-        if self.counters == Counters::Combined && geometry.offers().len() >= MOST_DEVICES {
+        if self.features.counters == Counters::Combined && geometry.offers().len() >= MOST_DEVICES {
             self.leave_out(&gpu.name, "partitions: they are too many for the one slice that Kubernetes 1.34 allows");
             return None;
         }
@@ -163,8 +181,16 @@ impl<'a> Layout<'a> {
     }
 
     fn finish(mut self) -> Rendering {
+        let more = self.remarks.len().saturating_sub(MOST_REMARKS);
+        if more > 0 {
+            self.remarks.truncate(MOST_REMARKS);
+            self.remarks.push(Remark::More { count: more });
+        }
         if !self.without_counters.is_empty() {
             self.remarks.push(Remark::NoCounters { gpus: std::mem::take(&mut self.without_counters) });
+        }
+        if !self.without_taints.is_empty() {
+            self.remarks.push(Remark::NoTaints { gpus: std::mem::take(&mut self.without_taints) });
         }
         let sets = std::mem::take(&mut self.sets);
         let counters = sets

@@ -2,13 +2,30 @@
 
 use std::fmt;
 
-/// Why something that the node's plugin offered is not published.
+/// Why something that the node's plugin offered is not published, or is published as not to be given out.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Remark {
     /// The API server drops shared counters, without which partitions would exclude nothing.
     NoCounters {
         /// The GPUs whose partitions are not offered.
         gpus: Vec<String>,
+    },
+    /// The API server drops taints, without which devices would be given out that cannot be.
+    NoTaints {
+        /// The GPUs of which devices are not offered.
+        gpus: Vec<String>,
+    },
+    /// What blocks devices is not said in a way that can be taken at its word, so more may be held back than has to be.
+    Doubtful {
+        /// The GPU.
+        gpu: String,
+        /// What is odd, and what is made of it.
+        why: String,
+    },
+    /// There is more to say than anybody would read.
+    More {
+        /// How many remarks are not made.
+        count: usize,
     },
     /// The API server would refuse it.
     LeftOut {
@@ -24,6 +41,9 @@ impl Remark {
     pub fn reason(&self) -> &'static str {
         match self {
             Remark::NoCounters { .. } => "PartitionsNotOffered",
+            Remark::NoTaints { .. } => "BlockedDevicesNotOffered",
+            Remark::Doubtful { .. } => "BlockedDoubtful",
+            Remark::More { .. } => "MoreRemarks",
             Remark::LeftOut { .. } => "LeftOut",
         }
     }
@@ -40,6 +60,15 @@ impl fmt::Display for Remark {
                  where it can be",
                 gpus.join(", ")
             ),
+            Remark::NoTaints { gpus } => write!(
+                f,
+                "devices of {} that something on the GPU blocks (see the GpuNode) are not published: the API server \
+                 drops the taints that would keep them from being given out. Switch the feature gate DRADeviceTaints \
+                 on, on kube-apiserver and kube-scheduler (it is on by default from Kubernetes 1.36)",
+                gpus.join(", ")
+            ),
+            Remark::Doubtful { gpu, why } => write!(f, "{gpu}: blocked: {why}"),
+            Remark::More { count } => write!(f, "{count} more remarks about this node are not made"),
             Remark::LeftOut { what, why } => write!(f, "{what}: left out: {why}"),
         }
     }

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use http::{Method, Request, Response};
 use k8s_openapi::api::resource::v1::{ResourceSlice, ResourceSliceSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -19,6 +21,8 @@ pub(crate) struct ApiServer(Arc<Mutex<State>>);
 pub(crate) struct State {
     /// What this server makes of counters.
     pub(crate) counters: Counters,
+    /// Whether this server keeps taints.
+    pub(crate) taints: bool,
     /// A field that this server does not know.
     pub(crate) drops_capacity: bool,
     /// Requests to answer with 500 from now on: true for each that fails.
@@ -39,6 +43,7 @@ impl ApiServer {
     pub(crate) fn new(counters: Counters) -> ApiServer {
         ApiServer(Arc::new(Mutex::new(State {
             counters,
+            taints: true,
             drops_capacity: false,
             failures: Vec::new(),
             refuses: None,
@@ -143,6 +148,7 @@ impl State {
     fn store(&mut self, mut slice: ResourceSlice) -> Answer {
         self.resource_version += 1;
         slice.metadata.resource_version = Some(self.resource_version.to_string());
+        add_taint_times(&mut slice, i64::try_from(self.resource_version).unwrap());
         self.slices.insert(slice.metadata.name.clone().unwrap(), slice.clone());
         self.assert_sound();
         (200, serde_json::to_value(slice).unwrap())
@@ -166,6 +172,9 @@ impl State {
         if self.counters == Counters::None {
             spec.shared_counters = None;
             spec.devices.iter_mut().flatten().for_each(|device| device.consumes_counters = None);
+        }
+        if !self.taints {
+            spec.devices.iter_mut().flatten().for_each(|device| device.taints = None);
         }
         if self.drops_capacity {
             spec.devices.iter_mut().flatten().for_each(|device| device.capacity = None);
@@ -206,6 +215,14 @@ impl State {
             assert_eq!(slice.spec.pool.generation, slices[0].spec.pool.generation);
         }
         slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).map(|device| device.name.clone()).collect()
+    }
+}
+
+/// What the API server does to a taint that says no time: it came at this moment.
+pub(crate) fn add_taint_times(slice: &mut ResourceSlice, second: i64) {
+    let taints = slice.spec.devices.iter_mut().flatten().flat_map(|device| device.taints.iter_mut().flatten());
+    for taint in taints {
+        taint.time_added.get_or_insert(Time(Timestamp::from_second(second).unwrap()));
     }
 }
 

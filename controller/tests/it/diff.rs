@@ -11,7 +11,8 @@ use kerf_controller::render::render;
 use proptest::prelude::*;
 use proptest::sample::subsequence;
 
-use crate::fixtures::{DRIVER, NODE_UID, gpu, node};
+use crate::api_server::add_taint_times;
+use crate::fixtures::{DRIVER, NODE_UID, blocked, gpu, node};
 
 /// The API server's store, which insists on versions.
 #[derive(Clone, Default)]
@@ -31,6 +32,7 @@ impl Store {
     fn put(&mut self, mut slice: ResourceSlice) {
         self.version += 1;
         slice.metadata.resource_version = Some(self.version.to_string());
+        add_taint_times(&mut slice, i64::try_from(self.version).unwrap());
         self.slices.insert(slice.metadata.name.clone().unwrap(), slice);
     }
 
@@ -107,7 +109,7 @@ struct Wish {
 
 impl Wish {
     fn slices(&self) -> Vec<ResourceSlice> {
-        let features = ServerFeatures { counters: self.counters };
+        let features = ServerFeatures { counters: self.counters, taints: true };
         render(DRIVER, &node("n", self.gpus.clone()), self.uid, features).slices
     }
 }
@@ -124,14 +126,16 @@ fn wish() -> impl Strategy<Value = Wish> {
         [("h100-80gb", 1), ("l40s", 2), ("l40s", 3), ("a100-40gb", 4), ("h200", 5)].map(|(p, b)| small(p, b)).into();
     let counters = prop_oneof![3 => Just(Counters::Separate), 1 => Just(Counters::None), 1 => Just(Counters::Combined)];
     let uid = prop_oneof![9 => Just(NODE_UID), 1 => Just("another-node")];
-    (subsequence(gpus, 0..=5), counters, uid, proptest::option::weighted(0.3, 0..5_usize)).prop_map(
-        |(mut gpus, counters, uid, renamed)| {
-            if let Some(gpu) = renamed.and_then(|index| gpus.get_mut(index)) {
-                gpu.product = "Another name".into();
-            }
-            Wish { gpus, counters, uid }
-        },
-    )
+    let one = || proptest::option::weighted(0.3, 0..5_usize);
+    (subsequence(gpus, 0..=5), counters, uid, one(), one()).prop_map(|(mut gpus, counters, uid, renamed, held_back)| {
+        if let Some(gpu) = held_back.and_then(|index| gpus.get_mut(index)) {
+            gpu.blocked.push(blocked(names::CONDEMNED, Some((0, 2))));
+        }
+        if let Some(gpu) = renamed.and_then(|index| gpus.get_mut(index)) {
+            gpu.product = "Another name".into();
+        }
+        Wish { gpus, counters, uid }
+    })
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -234,12 +238,48 @@ fn h100s(buses: impl IntoIterator<Item = u8>) -> Wish {
 fn one_changed_gpu_is_one_update_of_the_same_generation() {
     let mut wish = h100s(0..8);
     let store = stored(&wish);
-    wish.gpus[3].attributes.insert("brand".into(), kerf_api::Attribute::string("Tainted"));
-    let plan = diff(wish.slices(), &store.observe());
-    assert!(plan.delete.is_empty());
-    let [Write::Update(slice)] = plan.write.as_slice() else { panic!("{plan:?}") };
-    assert!(slice.metadata.name.as_ref().unwrap().ends_with("gpu-03-00-0"));
-    assert_eq!(slice.spec.pool.generation, 1);
+    let changes: [fn(&mut Gpu); 2] = [
+        |gpu| drop(gpu.attributes.insert("brand".into(), kerf_api::Attribute::string("Another"))),
+        |gpu| gpu.blocked.push(blocked(names::FOREIGN_INSTANCE, Some((0, 1)))),
+    ];
+    for change in changes {
+        change(&mut wish.gpus[3]);
+        let plan = diff(wish.slices(), &store.observe());
+        assert!(plan.delete.is_empty());
+        let [Write::Update(slice)] = plan.write.as_slice() else { panic!("{plan:?}") };
+        assert!(slice.metadata.name.as_ref().unwrap().ends_with("gpu-03-00-0"));
+        assert_eq!(slice.spec.pool.generation, 1);
+    }
+}
+
+/// Whatever else is written, a taint keeps the time at which it came; one that comes again is new.
+#[test]
+fn taints_keep_their_time() {
+    let mut wish = h100s(0..2);
+    let mut store = stored(&wish);
+    let mut wish_for = |change: fn(&mut Vec<Gpu>)| {
+        change(&mut wish.gpus);
+        let wanted = wish.slices();
+        store.apply(diff(wanted.clone(), &store.observe()), usize::MAX, &wanted);
+        assert!(diff(wanted, &store.observe()).is_empty(), "the server's times are no difference");
+        let devices = store.slices.values().flat_map(|slice| slice.spec.devices.iter().flatten());
+        let taints = devices.flat_map(|device| {
+            device.taints.iter().flatten().map(|taint| {
+                ((device.name.clone(), taint.key.clone()), taint.time_added.clone().expect("the server sets it"))
+            })
+        });
+        taints.collect::<BTreeMap<_, _>>()
+    };
+    let first = wish_for(|gpus| gpus[0].blocked.push(blocked(names::FOREIGN_INSTANCE, Some((0, 1)))));
+    assert!(first.len() > 1);
+    let kept = |later: &BTreeMap<_, _>| first.iter().all(|(device, time)| later.get(device) == Some(time));
+    assert!(kept(&wish_for(|gpus| gpus[0].product = "Another".into())), "one update");
+    assert!(kept(&wish_for(|gpus| drop(gpus.pop()))), "a new generation of all");
+    let both = wish_for(|gpus| gpus[0].blocked.push(blocked(names::CONDEMNED, Some((0, 2)))));
+    assert!(kept(&both) && both.len() > first.len(), "a second taint");
+    assert!(wish_for(|gpus| gpus[0].blocked.clear()).is_empty());
+    let again = wish_for(|gpus| gpus[0].blocked.push(blocked(names::FOREIGN_INSTANCE, Some((0, 1)))));
+    assert!(first.iter().all(|(device, time)| again[device] > *time));
 }
 
 #[test]

@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use kerf_api::{
-    Attribute, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuOffer, MigPlacement, MigProfile,
-    MigStatus, names,
+    Attribute, Blocked, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuOffer, MigPlacement,
+    MigProfile, MigStatus, names,
 };
 use kerf_mig::product::{ModeSwitch, Product};
 use kube::core::PartialObjectMeta;
@@ -67,6 +67,12 @@ pub(crate) fn carved(mut gpu: Gpu) -> Gpu {
         ..GpuInstanceStatus::default()
     });
     gpu
+}
+
+/// Something that is there for `reason`: in `size` memory slices from `start` on, or everywhere.
+pub(crate) fn blocked(reason: &str, place: Option<(u32, u32)>) -> Blocked {
+    let placement = place.map(|(start, size)| MigPlacement { start, size });
+    Blocked { placement, reason: reason.into(), message: "a sentence".into(), usable: None }
 }
 
 /// A node whose plugin is registered.

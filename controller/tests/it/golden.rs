@@ -4,17 +4,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use k8s_openapi::api::resource::v1::{Counter, Device, ResourceSlice};
-use kerf_api::{Gpu, GpuNode, GpuOffer, MigMode, Withheld};
+use kerf_api::{Blocked, Gpu, GpuInstanceStatus, GpuNode, GpuOffer, MigMode, MigPlacement, Withheld, names};
 use kerf_controller::features::{Counters, ServerFeatures};
 use kerf_controller::quantity::Amount;
 use kerf_controller::render::{Remark, Rendering, render};
+use kerf_mig::Placement;
 
-use crate::fixtures::{DRIVER, NODE_UID, carved, gpu, node};
+use crate::fixtures::{DRIVER, NODE_UID, blocked, carved, gpu, node};
 
 const EVERY_SERVER: [Counters; 3] = [Counters::None, Counters::Combined, Counters::Separate];
 
 fn rendered(node: &GpuNode, counters: Counters) -> Rendering {
-    let rendering = render(DRIVER, node, NODE_UID, ServerFeatures { counters });
+    rendered_for(node, ServerFeatures { counters, taints: true })
+}
+
+fn rendered_for(node: &GpuNode, features: ServerFeatures) -> Rendering {
+    let rendering = render(DRIVER, node, NODE_UID, features);
     check(&rendering.slices);
     rendering
 }
@@ -37,6 +42,11 @@ fn check(slices: &[ResourceSlice]) {
             assert!(devices.insert(device.name.clone()), "{} twice", device.name);
             let attributes = device.attributes.as_ref().map_or(0, BTreeMap::len);
             assert!(attributes + device.capacity.as_ref().map_or(0, BTreeMap::len) <= 32);
+            let taints = device.taints.iter().flatten().map(|taint| taint.key.as_str());
+            let taints: Vec<&str> = taints.collect();
+            assert!(taints.len() <= 4, "as many as Kubernetes 1.34 takes: {taints:?}");
+            assert!(taints.windows(2).all(|pair| pair[0] < pair[1]), "each once, in order: {taints:?}");
+            assert!(taints.iter().all(|key| is_taint_key(key)), "{taints:?}");
             let consumed = device.consumes_counters.as_deref().unwrap_or_default();
             assert!(consumed.iter().all(|consumption| !consumption.counters.is_empty()));
         }
@@ -52,6 +62,15 @@ fn check(slices: &[ResourceSlice]) {
             assert!(sets.contains(&consumption.counter_set), "{} draws from an unknown set", device.name);
         }
     }
+}
+
+/// A label's key in kerf's domain.
+fn is_taint_key(key: &str) -> bool {
+    let name = key.strip_prefix("kerf.dev/").unwrap_or_default();
+    (1..=63).contains(&name.len())
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.ends_with(|c: char| c.is_ascii_alphanumeric())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
 /// One line a device.
@@ -70,6 +89,10 @@ fn summary(rendering: &Rendering) -> String {
             write!(text, "  {} {}", device.name, memory.map_or("-", |memory| &memory.value.0)).unwrap();
             for consumption in device.consumes_counters.iter().flatten() {
                 write!(text, " < {}: {}", consumption.counter_set, counters(&consumption.counters)).unwrap();
+            }
+            for taint in device.taints.iter().flatten() {
+                assert_eq!((taint.value.as_ref(), taint.time_added.as_ref()), (None, None));
+                write!(text, " ! {}:{}", taint.key, taint.effect).unwrap();
             }
             text.push('\n');
         }
@@ -215,12 +238,164 @@ fn what_the_server_would_refuse_is_left_out() {
     odd.name = "GPU 0".into();
     let mut huge = gpu("h100-80gb", 0x86);
     let placements = &mut huge.mig.as_mut().unwrap().profiles[0].placements;
-    placements.push(kerf_api::MigPlacement { start: u32::MAX - 1, size: 1 });
+    placements.push(MigPlacement { start: u32::MAX - 1, size: 1 });
     let mut attribute = gpu("l40s", 0xaf);
     attribute.attributes.insert("bad name".into(), kerf_api::Attribute::int(1));
     let node = node("node-1", vec![odd, huge, attribute.clone(), attribute]);
     let rendering = rendered(&node, Counters::Separate);
     insta::assert_snapshot!(summary(&rendering));
+}
+
+/// Names of the devices that can be given out.
+fn free(rendering: &Rendering) -> Vec<&str> {
+    let free = devices(&rendering.slices).into_iter().filter(|device| device.taints.is_none());
+    free.map(|device| device.name.strip_prefix("gpu-3b-00-0-mig-").unwrap_or(&device.name)).collect()
+}
+
+/// An H100 on which these profiles lie at these places, each of them in the way.
+fn with_instances(instances: &[(&str, u32, u32)]) -> Gpu {
+    let mut gpu = gpu("h100-80gb", 0x3b);
+    let mig = gpu.mig.as_mut().unwrap();
+    for (id, &(profile, start, size)) in (1..).zip(instances) {
+        let profile_id = mig.profiles.iter().find(|known| known.name == profile).unwrap().id;
+        let placement = MigPlacement { start, size };
+        mig.instances.push(GpuInstanceStatus { id, profile_id, placement, ..GpuInstanceStatus::default() });
+        gpu.blocked.push(blocked(names::FOREIGN_INSTANCE, Some((start, size))));
+    }
+    gpu
+}
+
+/// Beside a foreign `1g.10gb` that is usable as it is, and a `2g.20gb` that is being removed. Without taints less is
+/// offered, and the reader is told why.
+#[test]
+fn blocked_devices_are_tainted_or_left_out() {
+    let mut h100 = with_instances(&[("1g.10gb", 0, 1)]);
+    h100.blocked[0].usable = Some("gpu-3b-00-0-mig-1g10gb-0".into());
+    h100.blocked.push(blocked(names::CONDEMNED, Some((2, 2))));
+    let mut l40s = gpu("l40s", 0xaf);
+    l40s.blocked.push(blocked("DriverUpdate", None));
+    let node = node("node-1", vec![h100, l40s]);
+    for taints in [true, false] {
+        let rendering = rendered_for(&node, ServerFeatures { counters: Counters::Separate, taints });
+        insta::assert_snapshot!(
+            format!("blocked {}", if taints { "tainted" } else { "left out" }),
+            summary(&rendering)
+        );
+    }
+    let with = rendered(&node, Counters::Combined);
+    let without = rendered_for(&node, ServerFeatures { counters: Counters::Combined, taints: false });
+    assert_eq!(free(&with), free(&without), "the same can be had either way");
+    assert_eq!(devices(&without.slices).len(), free(&without).len());
+
+    let no_counters = rendered_for(&node, ServerFeatures { counters: Counters::None, taints: false });
+    assert_eq!(no_counters.slices.len(), 1);
+    assert_eq!(no_counters.slices[0].spec.devices, None, "each GPU as a whole has something on it");
+    assert_eq!(no_counters.remarks.len(), 2);
+}
+
+#[test]
+fn nothing_is_free_on_a_gpu_that_is_blocked_as_a_whole() {
+    let mut h100 = gpu("h100-80gb", 0x3b);
+    h100.blocked.push(blocked(names::CONDEMNED, None));
+    let node = node("node-1", vec![h100]);
+    let tainted = rendered(&node, Counters::Separate);
+    assert_eq!((free(&tainted), devices(&tainted.slices).len()), (vec![], 26));
+    let without = rendered_for(&node, ServerFeatures { counters: Counters::Separate, taints: false });
+    assert_eq!(without.slices.len(), 1, "no counters for a GPU without devices");
+    assert_eq!(without.slices[0].spec.shared_counters, None);
+    assert!(devices(&without.slices).is_empty());
+}
+
+/// A foreign `1g.10gb+me` holds the GPU's one set of media extensions, wherever the next one would lie.
+#[test]
+fn an_instance_blocks_what_needs_its_engines() {
+    let node = node("node-1", vec![with_instances(&[("1g.10gb+me", 0, 1)])]);
+    let rendering = rendered(&node, Counters::Separate);
+    let free = free(&rendering);
+    assert!(free.contains(&"1g10gb-6") && free.contains(&"3g40gb-4"), "{free:?}");
+    assert!(!free.iter().any(|name| name.starts_with("1g10gb-me")), "{free:?}");
+}
+
+/// Everything that is free can be carved beside what is there; all else cannot.
+#[test]
+fn blocked_is_what_could_not_be_carved() {
+    let geometry = kerf_mig::product::Product::by_key("h100-80gb").unwrap().geometry();
+    for there in geometry.offers() {
+        let Placement { start, size } = there.placement;
+        let node = node("node-1", vec![with_instances(&[(&there.profile.name, start, size)])]);
+        let rendering = rendered(&node, Counters::Separate);
+        let fitting = geometry.offers().into_iter().filter(|&offer| geometry.fits(&[there], offer));
+        let fitting = fitting.map(|offer| format!("{}-{}", offer.profile.label(), offer.placement.start));
+        assert_eq!(free(&rendering), fitting.collect::<Vec<_>>(), "beside {there:?}");
+    }
+}
+
+/// Whatever a node writes: devices that could be blocked are, and the work and the words are bounded.
+#[test]
+fn odd_blocks_hold_back_more_rather_than_less() {
+    let tainted_with = |blocked: Vec<Blocked>| {
+        let rendering = rendered(&node("node-1", vec![Gpu { blocked, ..gpu("h100-80gb", 0x3b) }]), Counters::Separate);
+        assert_eq!(devices(&rendering.slices).len(), 26, "all are published");
+        let keys = devices(&rendering.slices).into_iter().flat_map(|device| device.taints.iter().flatten());
+        let keys: BTreeSet<String> = keys.map(|taint| taint.key.clone()).collect();
+        let free = free(&rendering).len();
+        (keys.into_iter().collect::<Vec<_>>().join(" "), free, rendering.remarks)
+    };
+    let foreign = |place| blocked(names::FOREIGN_INSTANCE, Some(place));
+
+    for nowhere in [(0, 0), (3, 0), (8, 1), (u32::MAX, u32::MAX)] {
+        let (keys, free, remarks) = tainted_with(vec![foreign(nowhere)]);
+        assert_eq!((keys.as_str(), free, remarks.len()), ("kerf.dev/foreign-instance", 0, 1), "{nowhere:?}");
+        assert!(matches!(&remarks[0], Remark::Doubtful { gpu, .. } if gpu == "gpu-3b-00-0"));
+    }
+    let (_, free, remarks) = tainted_with(vec![foreign((7, u32::MAX))]);
+    assert_eq!((free, remarks), (22, vec![]), "what it covers of the GPU is clear");
+
+    let long = "A".repeat(100_000);
+    for reason in ["", "two words", "kerf.dev/x", "ÄÖÜ", "Ends-", &long] {
+        let (keys, free, remarks) = tainted_with(vec![blocked(reason, Some((6, 2)))]);
+        assert_eq!((keys.as_str(), free, remarks.len()), ("kerf.dev/blocked", 20, 1), "{reason:.20}");
+        assert!(remarks[0].to_string().len() < 200);
+    }
+
+    let usable = |name: &str| Blocked { usable: Some(name.into()), ..foreign((0, 1)) };
+    let (_, exempt, _) = tainted_with(vec![usable("gpu-3b-00-0-mig-1g10gb-0")]);
+    for elsewhere in ["gpu-86-00-0-mig-1g10gb-0", "gpu-3b-00-0-mig-1g10gb-9", ""] {
+        let (_, free, _) = tainted_with(vec![usable(elsewhere)]);
+        assert_eq!(free, exempt - 1, "no other device is exempt: {elsewhere}");
+    }
+    let (_, free, _) = tainted_with(vec![usable("gpu-3b-00-0-mig-1g10gb-0"), foreign((0, 2))]);
+    let (_, both, _) = tainted_with(vec![foreign((0, 2))]);
+    assert_eq!(free, both, "usable beside the one, in the way of the other");
+
+    let words = (0..26_u8).map(|n| format!("Reason{}", char::from(b'a' + n)));
+    let (keys, free, remarks) = tainted_with(words.map(|word| blocked(&word, Some((0, 8)))).collect());
+    assert_eq!((keys.split(' ').count(), free, remarks), (4, 0, vec![]));
+
+    let many = (0..1000).map(|n| foreign((n % 8, 1))).collect();
+    let (keys, free, remarks) = tainted_with(many);
+    assert_eq!((keys.as_str(), free, remarks.len()), ("kerf.dev/blocked", 0, 1));
+    let (_, free, remarks) = tainted_with((0..60).map(|_| blocked("", Some((9, 9)))).collect());
+    assert_eq!((free, remarks.len()), (0, 33));
+    assert_eq!(remarks[32], Remark::More { count: 88 });
+}
+
+/// Profiles that no GPU has cost their partitions, not the controller's time.
+#[test]
+fn a_geometry_without_bounds_is_not_looked_at() {
+    let mut many = gpu("h100-80gb", 0x3b);
+    let mig = many.mig.as_mut().unwrap();
+    let template = mig.profiles[0].clone();
+    for id in 100..10_000 {
+        mig.profiles.push(kerf_api::MigProfile { id, name: format!("{id}g"), ..template.clone() });
+    }
+    let mut wide = gpu("h100-80gb", 0x86);
+    let placements = &mut wide.mig.as_mut().unwrap().profiles[0].placements;
+    *placements = (0..100_000).map(|start| MigPlacement { start: start % 8, size: 1 + start / 8 }).collect();
+    let rendering = rendered(&node("node-1", vec![many, wide]), Counters::Separate);
+    let names: Vec<_> = devices(&rendering.slices).into_iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(names, ["gpu-3b-00-0", "gpu-86-00-0"], "whole");
+    assert_eq!(rendering.remarks.len(), 2);
 }
 
 /// Kubernetes allows 64 devices that consume counters in one slice.

@@ -15,9 +15,12 @@ use crate::fixtures::DRIVER;
 #[tokio::test]
 async fn each_kind_of_server() {
     for counters in [Counters::None, Counters::Combined, Counters::Separate] {
-        let server = ApiServer::new(counters);
-        assert_eq!(probe(&server.client(), DRIVER).await.unwrap(), ServerFeatures { counters });
-        assert!(server.state().slices.is_empty() && server.state().writes.is_empty(), "nothing is left behind");
+        for taints in [false, true] {
+            let server = ApiServer::new(counters);
+            server.state().taints = taints;
+            assert_eq!(probe(&server.client(), DRIVER).await.unwrap(), ServerFeatures { counters, taints });
+            assert!(server.state().slices.is_empty() && server.state().writes.is_empty(), "nothing is left behind");
+        }
     }
 }
 
@@ -46,7 +49,8 @@ async fn knowledge_follows_the_server() {
     assert_eq!(*known.borrow(), None);
     assert_eq!(readiness.pending(), ["features"]);
     server.state().refuses = None;
-    let wanted = |counters| move |known: &Option<ServerFeatures>| *known == Some(ServerFeatures { counters });
+    let wanted =
+        |counters| move |known: &Option<ServerFeatures>| *known == Some(ServerFeatures { counters, taints: true });
     known.wait_for(wanted(Counters::None)).await.unwrap();
     readiness.ready().await;
 
@@ -63,6 +67,11 @@ async fn knowledge_follows_the_server() {
     server.state().counters = Counters::Combined;
     doubt.notify_one();
     tokio::time::timeout(Duration::from_secs(5), known.wait_for(wanted(Counters::Combined))).await.unwrap().unwrap();
+
+    server.state().taints = false;
+    doubt.notify_one();
+    let untainted = |known: &Option<ServerFeatures>| known.is_some_and(|features| !features.taints);
+    tokio::time::timeout(Duration::from_secs(5), known.wait_for(untainted)).await.unwrap().unwrap();
 
     stop.cancel();
     probing.await.unwrap();

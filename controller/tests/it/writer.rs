@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::api_server::{ApiServer, State};
-use crate::fixtures::{DRIVER, NODE_UID, carved, core_node, gpu, lease, node, registered};
+use crate::fixtures::{DRIVER, NODE_UID, blocked, carved, core_node, gpu, lease, node, registered};
 
 struct World {
     server: ApiServer,
@@ -32,7 +32,7 @@ impl World {
     fn new(server: Counters, believed: Counters) -> World {
         let server = ApiServer::new(server);
         let index = SharedIndex::new(Index::new(DRIVER));
-        let features = watch::Sender::new(Some(ServerFeatures { counters: believed }));
+        let features = watch::Sender::new(Some(ServerFeatures { counters: believed, taints: true }));
         let leading = watch::Sender::new(true);
         let client = server.client();
         let writer = Writer {
@@ -164,6 +164,59 @@ async fn dropped_counters_are_noticed_by_the_reply() {
     }
 }
 
+fn with_foreign_instance(mut gpu: Gpu) -> Gpu {
+    gpu.blocked.push(blocked(names::FOREIGN_INSTANCE, Some((0, 4))));
+    gpu
+}
+
+fn tainted(server: &State) -> usize {
+    let devices = server.slices.values().flat_map(|slice| slice.spec.devices.iter().flatten());
+    devices.filter(|device| device.taints.is_some()).count()
+}
+
+/// The server writes a time into each taint: that is no reason to write again.
+#[tokio::test(start_paused = true)]
+async fn a_blocked_gpu_is_one_update() {
+    let world = World::new(Counters::Separate, Counters::Separate);
+    let gpus = |first: Gpu| vec![first, gpu("h100-80gb", 2)];
+    world.node(gpus(gpu("h100-80gb", 1)));
+    world.until("published", offers(52)).await;
+    world.writes();
+    world.apply(node("n", gpus(with_foreign_instance(gpu("h100-80gb", 1)))));
+    world.until("tainted", |server| tainted(server) > 0).await;
+    world.relist();
+    world.live(30).await;
+    assert_eq!(world.writes(), ["update n-gpu.nvidia.com-002-gpu-01-00-0"]);
+    assert!(offers(52)(&world.server.state()), "nothing vanishes, and the pool is whole");
+    assert!(world.server.state().slices.values().all(|slice| slice.spec.pool.generation == 1));
+
+    world.apply(node("n", gpus(gpu("h100-80gb", 1))));
+    world.until("free again", |server| tainted(server) == 0).await;
+    assert_eq!(world.quiet().await, [""; 0]);
+}
+
+/// The probe was wrong, or an older API server answered: what comes back decides.
+#[tokio::test(start_paused = true)]
+async fn dropped_taints_are_noticed_by_the_reply() {
+    let world = World::new(Counters::Separate, Counters::Separate);
+    world.server.state().taints = false;
+    world.node(vec![with_foreign_instance(gpu("h100-80gb", 1)), gpu("l40s", 2)]);
+    let left = |server: &State| {
+        let pool = offers(1 + 10)(server).then(|| server.pool("n"));
+        pool.is_some_and(|pool| !pool.contains(&"gpu-01-00-0".to_owned()) && pool.contains(&"gpu-02-00-0".to_owned()))
+    };
+    world.until("blocked devices are gone", |server| left(server) && !server.events.is_empty()).await;
+    let wanted = ServerFeatures { counters: Counters::Separate, taints: false };
+    assert_eq!(*world.features.borrow(), Some(wanted), "nothing is said about counters");
+    assert!(world.server.state().events.iter().all(|note| note.contains("DRADeviceTaints")));
+    world.relist();
+    assert_eq!(world.quiet().await, [""; 0]);
+
+    world.server.state().taints = true;
+    world.features.send_replace(Some(ServerFeatures { taints: true, ..wanted }));
+    world.until("they are back", offers(27)).await;
+}
+
 /// The gate is switched off under a running controller: stored slices keep their counters until they are written.
 #[tokio::test(start_paused = true)]
 async fn a_gate_that_goes_and_comes() {
@@ -171,10 +224,10 @@ async fn a_gate_that_goes_and_comes() {
     world.node(vec![gpu("h100-80gb", 1), gpu("h100-80gb", 2)]);
     world.until("partitions", offers(52)).await;
     world.server.state().counters = Counters::None;
-    world.features.send_replace(Some(ServerFeatures { counters: Counters::None }));
+    world.features.send_replace(Some(ServerFeatures { counters: Counters::None, taints: true }));
     world.until("whole only", offers(2)).await;
     world.server.state().counters = Counters::Separate;
-    world.features.send_replace(Some(ServerFeatures { counters: Counters::Separate }));
+    world.features.send_replace(Some(ServerFeatures { counters: Counters::Separate, taints: true }));
     world.until("partitions", offers(52)).await;
     let generations: Vec<i64> = world.server.state().slices.values().map(|slice| slice.spec.pool.generation).collect();
     assert_eq!(generations, [3, 3, 3]);
