@@ -3,6 +3,7 @@
 KUBE  ?= 1.36.3
 GATES ?= dra
 TEST  ?=
+DRIVER_ROOT ?= /
 
 CACHE     := $(or $(KERF_CACHE),$(HOME)/.cache/kerf)
 TARGET    := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -71,6 +72,10 @@ bench: $(CLUSTER) ## Measure prepare, unprepare, memory and size (target/bench/r
 	$(CLUSTER) exec -- $(TARGET)/release/kerf-bench --report $(TARGET)/bench/report.json; \
 	  status=$$?; $(CLUSTER) down --purge; exit $$status
 
+contract: ## Check what kerf relies on NVML for, against a driver (DRIVER_ROOT=/, CARVE=gpu address, REPORT=file)
+	cargo run --quiet -p kerf-nvml-contract -- --driver-root $(DRIVER_ROOT) \
+	  $(addprefix --carve ,$(CARVE)) $(addprefix --report ,$(REPORT))
+
 demo: ## Show kerf at work on a cluster of its own with simulated GPUs
 	@$(MAKE) --no-print-directory setup build
 	@$(MAKE) --no-print-directory demo-down
@@ -86,4 +91,4 @@ demo-down: $(CLUSTER) ## End the demo and leave nothing behind
 	@$(CLUSTER) down --purge
 	@rm -rf $(DEMO)
 
-.PHONY: help setup build test lint deny unit doc e2e bench demo demo-down
+.PHONY: help setup build test lint deny unit doc e2e bench contract demo demo-down
