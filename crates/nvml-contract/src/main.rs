@@ -9,12 +9,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use kerf_nvml::{DriverRoot, Library, PciAddress};
 use kerf_nvml_contract::carve::Patience;
-use kerf_nvml_contract::{Outcome, Setup, Summary, Verdict, report, run};
+use kerf_nvml_contract::{Measured, Outcome, Setup, Summary, Times, Verdict, report, run};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Checks what kerf relies on NVML for. Changes nothing, unless a GPU is named to be carved.
@@ -55,10 +56,12 @@ fn check(args: &Args) -> Result<ExitCode> {
         None => None,
     };
     let root = DriverRoot::at(&args.driver_root);
+    let start = Instant::now();
     let library = Library::open(&root)?;
+    let opening = Times::once(start.elapsed());
     let stop = interrupted()?;
 
-    let results = run(&Setup {
+    let mut results = run(&Setup {
         nvml: &library,
         kernel: &root,
         carve: &args.carve,
@@ -67,6 +70,8 @@ fn check(args: &Args) -> Result<ExitCode> {
         judged: &tell,
         doing: &|gpu, what| eprintln!("{gpu}: {what}"),
     });
+    let measured = Measured { function: "nvmlInit_v2", with: "loading the library", succeeded: true };
+    results.times.push((measured, opening));
     let Summary { held, failed, skipped } = results.summary();
     println!("\n{held} held, {failed} failed, {skipped} skipped");
     if let Some((path, mut file)) = report {

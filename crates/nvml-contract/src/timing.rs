@@ -40,6 +40,12 @@ pub struct Times {
 }
 
 impl Times {
+    /// What was measured once.
+    pub fn once(took: Duration) -> Times {
+        let ms = took.as_secs_f64() * 1000.0;
+        Times { count: 1, min_ms: ms, median_ms: ms, max_ms: ms }
+    }
+
     /// `None` where nothing was measured.
     pub(crate) fn of(durations: &[Duration]) -> Option<Times> {
         let mut sorted: Vec<f64> = durations.iter().map(|duration| duration.as_secs_f64() * 1000.0).collect();

@@ -175,6 +175,8 @@ fn what_does_not_hold_is_told_and_reported() {
     let report: Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&report["version"], &report["summary"]["failed"]), (&1.into(), &1.into()));
     assert_eq!(report["gpus"][0]["instances"].as_array().unwrap().len(), 2);
+    let times = report["times"].as_array().unwrap();
+    assert!(times.iter().any(|entry| entry["function"] == "nvmlInit_v2" && entry["min_ms"].as_f64() > Some(0.0)));
     let uuid = node.state()["gpus"][0]["uuid"].as_str().unwrap().to_owned();
     assert!(!text.contains(&uuid) && !text.contains("GPU-"));
 }
