@@ -8,6 +8,41 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct Code(pub u32);
 
+/// The names of nvml.h, without `NVML_ERROR_`.
+const NAMES: [(&str, u32); 31] = [
+    ("UNINITIALIZED", sys::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED),
+    ("INVALID_ARGUMENT", sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT),
+    ("NOT_SUPPORTED", sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED),
+    ("NO_PERMISSION", sys::nvmlReturn_enum_NVML_ERROR_NO_PERMISSION),
+    ("ALREADY_INITIALIZED", sys::nvmlReturn_enum_NVML_ERROR_ALREADY_INITIALIZED),
+    ("NOT_FOUND", sys::nvmlReturn_enum_NVML_ERROR_NOT_FOUND),
+    ("INSUFFICIENT_SIZE", sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE),
+    ("INSUFFICIENT_POWER", sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_POWER),
+    ("DRIVER_NOT_LOADED", sys::nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED),
+    ("TIMEOUT", sys::nvmlReturn_enum_NVML_ERROR_TIMEOUT),
+    ("IRQ_ISSUE", sys::nvmlReturn_enum_NVML_ERROR_IRQ_ISSUE),
+    ("LIBRARY_NOT_FOUND", sys::nvmlReturn_enum_NVML_ERROR_LIBRARY_NOT_FOUND),
+    ("FUNCTION_NOT_FOUND", sys::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND),
+    ("CORRUPTED_INFOROM", sys::nvmlReturn_enum_NVML_ERROR_CORRUPTED_INFOROM),
+    ("GPU_IS_LOST", sys::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST),
+    ("RESET_REQUIRED", sys::nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED),
+    ("OPERATING_SYSTEM", sys::nvmlReturn_enum_NVML_ERROR_OPERATING_SYSTEM),
+    ("LIB_RM_VERSION_MISMATCH", sys::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH),
+    ("IN_USE", sys::nvmlReturn_enum_NVML_ERROR_IN_USE),
+    ("MEMORY", sys::nvmlReturn_enum_NVML_ERROR_MEMORY),
+    ("NO_DATA", sys::nvmlReturn_enum_NVML_ERROR_NO_DATA),
+    ("VGPU_ECC_NOT_SUPPORTED", sys::nvmlReturn_enum_NVML_ERROR_VGPU_ECC_NOT_SUPPORTED),
+    ("INSUFFICIENT_RESOURCES", sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_RESOURCES),
+    ("FREQ_NOT_SUPPORTED", sys::nvmlReturn_enum_NVML_ERROR_FREQ_NOT_SUPPORTED),
+    ("ARGUMENT_VERSION_MISMATCH", sys::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH),
+    ("DEPRECATED", sys::nvmlReturn_enum_NVML_ERROR_DEPRECATED),
+    ("NOT_READY", sys::nvmlReturn_enum_NVML_ERROR_NOT_READY),
+    ("GPU_NOT_FOUND", sys::nvmlReturn_enum_NVML_ERROR_GPU_NOT_FOUND),
+    ("INVALID_STATE", sys::nvmlReturn_enum_NVML_ERROR_INVALID_STATE),
+    ("RESET_TYPE_NOT_SUPPORTED", sys::nvmlReturn_enum_NVML_ERROR_RESET_TYPE_NOT_SUPPORTED),
+    ("UNKNOWN", sys::nvmlReturn_enum_NVML_ERROR_UNKNOWN),
+];
+
 impl Code {
     /// The library was not initialised.
     pub const UNINITIALIZED: Code = Code(sys::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED);
@@ -39,6 +74,17 @@ impl Code {
     pub const ARGUMENT_VERSION_MISMATCH: Code = Code(sys::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     /// Anything else.
     pub const UNKNOWN: Code = Code(sys::nvmlReturn_enum_NVML_ERROR_UNKNOWN);
+
+    /// The failure of this name in nvml.h, with or without `NVML_ERROR_`.
+    pub fn by_name(name: &str) -> Option<Code> {
+        let name = name.strip_prefix("NVML_ERROR_").unwrap_or(name);
+        NAMES.iter().find(|(known, _)| *known == name).map(|(_, code)| Code(*code))
+    }
+
+    /// Its name in nvml.h, without `NVML_ERROR_`.
+    pub fn name(self) -> Option<&'static str> {
+        NAMES.iter().find(|(_, code)| *code == self.0).map(|(name, _)| *name)
+    }
 
     /// The text of `nvmlErrorString` (nvml.h's description of each code), as a C string.
     pub fn text(self) -> &'static std::ffi::CStr {

@@ -7,6 +7,7 @@
 //! * [`daemon`] keeps one of those per GPU, lays out the driver root and answers on a unix socket.
 //! * [`view`] is what NVML shows of a node, [`handle`] and [`code`] are its vocabulary; [`wire`] is how that goes over the
 //!   socket, [`client`] the other end of it.
+//! * [`fault`] is what can be made to go wrong: the vocabulary, and the table of what is armed.
 //! * [`node_file`] is the description of a node that the daemon starts from.
 //!
 //! Architecture invariant: the library side (`abi`, `client`) reads and changes nothing but through the daemon, and
@@ -16,7 +17,9 @@
 mod abi;
 pub mod client;
 pub mod code;
+mod control;
 pub mod daemon;
+pub mod fault;
 pub mod handle;
 pub mod node;
 pub mod node_file;

@@ -17,7 +17,21 @@
 //!   numaNode: 1                 # default 0; -1: the kernel knows none
 //!   pcieRoot: pci0000:d7        # default: the bus below
 //!   virtualization: passthrough # or: vgpu; default none
+//! faults:                       # what goes wrong, armed at the start in this order
+//! - call: {function: nvmlGpuInstanceDestroy, gpu: 0, code: IN_USE, times: 2}
+//! - call: {function: nvmlDeviceSetMigMode, activation: RESET_REQUIRED}
+//! - call: {function: nvmlDeviceCreateGpuInstanceWithPlacement, nth: 3, hang: 10s, code: UNKNOWN, after: true}
+//! - lost: {gpu: "0000:3b:00.0"}
+//! - create: {gpu: 1, profile: 1g.10gb, start: 6, compute: true}
+//! - process: {gpu: 1, pid: 4242, gi: 13, ci: 0, name: python3, memoryMib: 512, for: 30s}
+//! - busy: {gpu: 1, gi: 13, tries: 3}
+//! - capabilities: {gpu: 1, parts: [files, minors, nodes], late: 2s, nth: 1, times: always}
 //! ```
+//!
+//! The keys of a fault are the fields of what [`Step`] names: [`CallFault`](crate::fault::CallFault),
+//! [`LostGpu`](crate::fault::LostGpu), [`ForeignInstance`](crate::fault::ForeignInstance),
+//! [`Process`](crate::fault::Process), [`Busy`](crate::fault::Busy) and
+//! [`LateCapabilities`](crate::fault::LateCapabilities); their defaults are those of `nvml-sim ctl fault`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -26,6 +40,7 @@ use std::time::Duration;
 use kerf_mig::product::Product;
 use serde::{Deserialize, Deserializer};
 
+use crate::fault::{FaultError, Step};
 use crate::node::{GpuSpec, Uuids, Virtualization, gpu_serial, gpu_uuid};
 use crate::view::PciAddress;
 
@@ -45,6 +60,8 @@ struct NodeFile {
     #[serde(default)]
     latency: Latency,
     gpus: Vec<GpuEntry>,
+    #[serde(default)]
+    faults: Vec<Step>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -130,6 +147,8 @@ pub struct NodeSpec {
     pub latency: Latency,
     /// The GPUs, ordered by PCI address as NVML orders them.
     pub gpus: Vec<GpuSpec>,
+    /// What goes wrong from the start.
+    pub faults: Vec<Step>,
 }
 
 /// Why a node file cannot be used.
@@ -196,6 +215,14 @@ pub enum NodeFileError {
         /// The product's key.
         product: String,
     },
+    /// A fault that could not be on this node.
+    #[error("faults[{entry}]: {reason}")]
+    Fault {
+        /// Which entry.
+        entry: usize,
+        /// Why not.
+        reason: FaultError,
+    },
     /// More GPUs than the kernel module serves.
     #[error("{0} GPUs; the driver has capability files for {MAX_GPUS}")]
     TooMany(usize),
@@ -246,9 +273,13 @@ impl NodeSpec {
             gpu.place = place as u8;
             gpu.minor = place as u32;
         }
+        let names: Vec<_> = gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.pci)).collect();
+        for (entry, step) in file.faults.iter().enumerate() {
+            step.check(&names).map_err(|reason| NodeFileError::Fault { entry, reason })?;
+        }
         let CudaVersion { major, minor } = file.cuda_driver_version;
         let cuda_driver_version = major * 1000 + minor * 10;
-        Ok(NodeSpec { driver_version: version, cuda_driver_version, latency: file.latency, gpus })
+        Ok(NodeSpec { driver_version: version, cuda_driver_version, latency: file.latency, gpus, faults: file.faults })
     }
 }
 
@@ -449,6 +480,12 @@ mod tests {
             ("gpus: [{product: t4, count: 33}]", "33 GPUs"),
             ("gpus: [{product: t4, colour: red}]", "colour"),
             ("latency: {nvmlInit_v2: soon}\ngpus: []", "nvmlInit_v2: \"soon\" is no time"),
+            ("gpus: []\nfaults: [{call: {function: nvmlInit_v2}}]", "faults[0]: a fault of a call needs"),
+            ("gpus: []\nfaults: [{call: {function: nvmlInit_v3, code: IN_USE}}]", "no NVML function"),
+            ("gpus: []\nfaults: [{call: {function: nvmlInit_v2, code: BUSY}}]", "no failure of nvml.h"),
+            ("gpus: []\nfaults: [{call: {function: nvmlInit_v2, code: 19, colour: red}}]", "colour"),
+            ("gpus: [{product: t4}]\nfaults: [{lost: {gpu: 0}}, {lost: {gpu: 1}}]", "faults[1]: the node has no GPU"),
+            ("gpus: []\nfaults: [{rain: {}}]", "rain"),
             ("latency: slow\ngpus: []", "neither none nor real"),
         ] {
             let error = parse(rest).expect_err(rest).to_string();

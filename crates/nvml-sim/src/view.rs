@@ -59,6 +59,9 @@ pub struct Device {
     pub numa_node: Option<u32>,
     /// Memory in MiB.
     pub memory_mib: u64,
+    /// Of that in use, in bytes.
+    #[serde(default)]
+    pub memory_used: u64,
     /// `nvmlGpuVirtualizationMode_t`.
     pub virtualization: u32,
     /// MIG modes, current and pending; absent on a GPU without MIG.
@@ -215,4 +218,28 @@ pub enum GiProfileKey {
     IndexMigOn(u32),
     /// By hardware id, with MIG on.
     IdMigOn(u32),
+}
+
+/// A process that computes on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its id.
+    pub pid: u32,
+    /// GPU memory that it uses, in bytes.
+    pub memory: u64,
+    /// Id of the GPU instance that it is in, if it is in one.
+    pub gi: Option<u32>,
+    /// Id of the compute instance.
+    pub ci: Option<u32>,
+}
+
+/// An instance that somebody else created.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Created {
+    /// Id of the GPU instance.
+    pub gi: u32,
+    /// Id of the compute instance, if one was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ci: Option<u32>,
 }

@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::code::Code;
+use crate::fault::{Fault, ForeignInstance, GpuName};
 use crate::handle::Handle;
 use crate::view::GiProfileKey;
 
@@ -27,7 +28,7 @@ const MAX_MESSAGE: u32 = 4 << 20;
 pub struct Request {
     /// [`VERSION`] of the sender.
     pub version: u32,
-    /// The NVML function that was called: latencies are set by it.
+    /// The NVML function that was called: latencies and faults go by it.
     pub function: String,
     /// Whether the calling process may administer MIG.
     pub privileged: bool,
@@ -87,6 +88,10 @@ pub enum Op {
     Ci(Handle),
     /// Destroys a compute instance: `()`.
     DestroyCi(Handle),
+    /// The processes on a GPU or a MIG device: `Vec<`[`crate::view::Process`]`>`.
+    Processes(Handle),
+    /// The name of a process on any GPU: `Option<String>`.
+    ProcessName(u32),
     /// Something from outside the node, see [`Control`].
     Control(Control),
 }
@@ -105,6 +110,21 @@ pub enum Control {
     Latency(String, u64),
     /// Makes a GPU unreadable (`true`) or readable again: `()`.
     Break(usize, bool),
+    /// The node is booted: [`Control::Reload`], GPUs that were lost are back, device nodes and kernel files are made anew:
+    /// `()`.
+    Reboot,
+    /// Arms a fault: its id, a `u64`.
+    Arm(Fault),
+    /// The faults that are armed: `Vec<`[`crate::fault::Armed`]`>`.
+    Faults,
+    /// Clears a fault: `()`.
+    Clear(u64),
+    /// Clears all: `()`.
+    ClearAll,
+    /// Somebody else creates an instance: [`crate::view::Created`].
+    Create(ForeignInstance),
+    /// Somebody else destroys the GPU instance with this id and what is in it: `()`.
+    Destroy(GpuName, u32),
 }
 
 /// An answer on the wire.

@@ -52,14 +52,35 @@ pub(super) fn initialise(function: &'static str) -> Ret {
 
 /// Undoes one initialisation.
 pub(super) fn shut_down() -> Ret {
-    let undone = INITIALISED.try_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
-    if undone.is_ok() { 0 } else { Code::UNINITIALIZED.0 }
+    enter("nvmlShutdown", |call| {
+        call.pass()?;
+        let undone = INITIALISED.try_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
+        undone.map(drop).map_err(|_| Code::UNINITIALIZED)
+    })
 }
 
 impl Call {
-    /// Asks the daemon. One call takes its time once, with the first question.
+    /// Asks the daemon. One call takes its time, and meets its fault, once, with the first question.
     pub(super) fn ask<T: DeserializeOwned>(&self, op: Op) -> Result<T, Code> {
         CLIENT.ask(if self.asked.replace(true) { "" } else { self.function }, op)
+    }
+
+    /// For a function that needs nothing of the driver: takes its time and meets its fault, and goes on without a daemon.
+    pub(super) fn pass(&self) -> Result<(), Code> {
+        self.node().map(drop).or_else(|code| if code == Code::DRIVER_NOT_LOADED { Ok(()) } else { Err(code) })
+    }
+
+    /// Asks the daemon what has to be known before it is clear which device the call is about.
+    pub(super) fn ask_before<T: DeserializeOwned>(&self, op: Op) -> Result<T, Code> {
+        CLIENT.ask("", op)
+    }
+
+    /// The device that a call looked for. Found or not, this is the question by which the call is known.
+    pub(super) fn found(&self, device: Option<Handle>, missing: Code) -> Result<Handle, Code> {
+        match device {
+            Some(device) => self.device(device).map(|_| device),
+            None => self.node().and(Err(missing)),
+        }
     }
 
     /// A GPU or a MIG device.
@@ -74,9 +95,12 @@ impl Call {
 
     /// The GPUs that this process sees, in the order of their indexes.
     pub(super) fn gpus(&self) -> Result<Vec<NodeGpu>, Code> {
-        let mut gpus = self.node()?.gpus;
-        gpus.retain(|gpu| visibility::sees_gpu(CLIENT.root(), gpu.minor));
-        Ok(gpus)
+        Ok(visible(self.node()?))
+    }
+
+    /// The same, before it is clear which one the call is about.
+    pub(super) fn gpus_before(&self) -> Result<Vec<NodeGpu>, Code> {
+        Ok(visible(self.ask_before(Op::Node)?))
     }
 
     /// The MIG devices of a GPU that this process sees, in the order of their indexes.
@@ -93,6 +117,12 @@ impl Call {
     pub(super) fn privileged(&self) -> bool {
         visibility::is_privileged(CLIENT.root())
     }
+}
+
+fn visible(node: Node) -> Vec<NodeGpu> {
+    let mut gpus = node.gpus;
+    gpus.retain(|gpu| visibility::sees_gpu(CLIENT.root(), gpu.minor));
+    gpus
 }
 
 /// Where this library was loaded from, as the loader was told: symbolic links are not followed, because the way to a

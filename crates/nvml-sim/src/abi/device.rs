@@ -27,11 +27,16 @@ fn pci_info(device: &Device) -> sys::nvmlPciInfo_t {
     }
 }
 
-/// A GPU in MIG mode tells of its memory as a whole only to who may see every instance on it.
-fn memory(call: &super::call::Call, handle: Handle) -> Result<u64, Code> {
+/// Memory in bytes, all and in use. A GPU in MIG mode tells of its memory as a whole only to who may see every instance
+/// on it.
+fn memory(call: &super::call::Call, handle: Handle) -> Result<(u64, u64), Code> {
     let device = call.device(handle)?;
     let divided = device.mig.is_some_and(|(current, _)| current) && device.mig_device.is_none();
-    if divided && !call.privileged() { Err(Code::NO_PERMISSION) } else { Ok(device.memory_mib * MIB) }
+    if divided && !call.privileged() {
+        Err(Code::NO_PERMISSION)
+    } else {
+        Ok((device.memory_mib * MIB, device.memory_used))
+    }
 }
 
 export! {
@@ -87,8 +92,8 @@ export! {
     }
 
     fn nvmlDeviceGetMemoryInfo(call, device: Handle) -> sys::nvmlMemory_t {
-        let total = memory(call, device)?;
-        Ok(sys::nvmlMemory_t { total, free: total, used: 0 })
+        let (total, used) = memory(call, device)?;
+        Ok(sys::nvmlMemory_t { total, free: total.saturating_sub(used), used })
     }
 
     fn nvmlDeviceGetMemoryInfo_v2(call, device: Handle, memory_info: Out<sys::nvmlMemory_v2_t>) {
@@ -96,13 +101,14 @@ export! {
         if memory_info.version()? != version {
             return Err(Code::ARGUMENT_VERSION_MISMATCH);
         }
-        let total = memory(call, device)?;
-        memory_info.put(sys::nvmlMemory_v2_t { version, total, reserved: 0, free: total, used: 0 })
+        let (total, used) = memory(call, device)?;
+        let free = total.saturating_sub(used);
+        memory_info.put(sys::nvmlMemory_v2_t { version, total, reserved: 0, free, used })
     }
 
     fn nvmlDeviceGetBAR1MemoryInfo(call, device: Handle) -> sys::nvmlBAR1Memory_t {
         // The window covers the whole memory on GPUs of data centres: the next power of two.
-        let total: c_ulonglong = memory(call, device)?.next_power_of_two();
+        let total: c_ulonglong = memory(call, device)?.0.next_power_of_two();
         Ok(sys::nvmlBAR1Memory_t { bar1Total: total, bar1Free: total, bar1Used: 0 })
     }
 

@@ -24,14 +24,16 @@ fn known(set: u64) -> Result<(), Code> {
 }
 
 export! {
-    fn nvmlEventSetCreate(_call) -> u64 {
+    fn nvmlEventSetCreate(call) -> u64 {
+        call.pass()?;
         let mut sets = SETS.lock().unwrap_or_else(PoisonError::into_inner);
         let set = sets.last().map_or(1, |last| last + 1);
         sets.insert(set);
         Ok(set)
     }
 
-    fn nvmlEventSetFree(_call, set: u64) {
+    fn nvmlEventSetFree(call, set: u64) {
+        call.pass()?;
         let known = SETS.lock().unwrap_or_else(PoisonError::into_inner).remove(&set);
         if known { Ok(()) } else { Err(Code::INVALID_ARGUMENT) }
     }
@@ -50,6 +52,7 @@ export! {
     fn nvmlEventSetWait | nvmlEventSetWait_v2(call, set: u64, data: Out<sys::nvmlEventData_t>, timeout_ms: c_uint) {
         known(set)?;
         data.given()?;
+        call.pass()?;
         std::thread::sleep(Duration::from_millis(timeout_ms.into()));
         call.node()?;
         Err(Code::TIMEOUT)

@@ -28,9 +28,10 @@ type Ret = c_uint;
 ///
 /// The body is a closure's that returns a `Result` with a [`Code`](crate::code::Code), and may ask the daemon through
 /// `call`. With a type, there is a last C argument more, a pointer to where the value goes; a null pointer is refused
-/// before the body runs.
+/// before the body runs. One use in a module; the names are in `EXPORTED`.
 macro_rules! export {
     ($($(#[$doc:meta])* fn $name:ident $(| $alias:ident)* ($($args:tt)*) $(-> $out:ty)? $body:block)*) => {
+        pub(super) const EXPORTED: &[&str] = &[$(stringify!($name), $(stringify!($alias),)*)*];
         $(export! { @names [$name $($alias)*] ($($args)*) [$($out)?] $body })*
     };
     (@names [] $args:tt $out:tt $body:tt) => {};
@@ -56,3 +57,18 @@ macro_rules! export {
     };
 }
 use export;
+
+/// Whether there is an exported function that asks the daemon and of which `holds` is true.
+pub(crate) fn answers(holds: impl Fn(&str) -> bool) -> bool {
+    let modules = [
+        system::LIFE,
+        system::EXPORTED,
+        device::EXPORTED,
+        event::EXPORTED,
+        mig::EXPORTED,
+        mig_compute::EXPORTED,
+        monitor::EXPORTED,
+        process::EXPORTED,
+    ];
+    modules.into_iter().flatten().any(|function| holds(function))
+}

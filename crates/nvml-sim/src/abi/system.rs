@@ -7,8 +7,11 @@ use super::out::{Out, Text};
 use super::{Ret, export};
 use crate::code::Code;
 use crate::handle::Handle;
-use crate::view::{NodeGpu, PciAddress};
+use crate::view::PciAddress;
 use crate::wire::Op;
+
+/// What has to work before anything is initialised.
+pub(super) const LIFE: &[&str] = &["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown"];
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit() -> Ret {
@@ -36,11 +39,6 @@ extern "C" fn nvmlErrorString(code: Ret) -> *const c_char {
     Code(code).text().as_ptr()
 }
 
-/// The handle of a GPU that was found.
-fn handle_of(gpu: &NodeGpu) -> Result<Handle, Code> {
-    if gpu.broken { Err(Code::GPU_IS_LOST) } else { Ok(gpu.handle) }
-}
-
 export! {
     fn nvmlSystemGetDriverVersion(call, version: Out<c_char>, length: c_uint) {
         version.text(length, &call.node()?.driver_version)
@@ -55,39 +53,46 @@ export! {
         Ok(call.node()?.cuda_driver_version)
     }
 
-    fn nvmlSystemGetProcessName(_call, pid: c_uint, name: Out<c_char>, length: c_uint) {
+    fn nvmlSystemGetProcessName(call, pid: c_uint, name: Out<c_char>, length: c_uint) {
+        if let Some(found) = call.ask::<Option<String>>(Op::ProcessName(pid))? {
+            return name.text(length, &found);
+        }
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| Code::NOT_FOUND)?;
         let program = line.split(|byte| *byte == 0).next().unwrap_or_default();
         name.text(length, &String::from_utf8_lossy(program))
     }
 
+    /// A GPU that fell off the bus is counted and keeps its index; getting its handle fails (nvml.h names GPU_IS_LOST
+    /// among the codes of that call, not of this one). Whether a library that is initialised later still counts it is
+    /// not published.
     fn nvmlDeviceGetCount | nvmlDeviceGetCount_v2(call) -> c_uint {
         Ok(call.gpus()?.len() as c_uint)
     }
 
     fn nvmlDeviceGetHandleByIndex | nvmlDeviceGetHandleByIndex_v2(call, index: c_uint) -> Handle {
-        handle_of(call.gpus()?.get(index as usize).ok_or(Code::INVALID_ARGUMENT)?)
+        call.found(call.gpus_before()?.get(index as usize).map(|gpu| gpu.handle), Code::INVALID_ARGUMENT)
     }
 
     fn nvmlDeviceGetHandleByPciBusId | nvmlDeviceGetHandleByPciBusId_v2(call, address: Text) -> Handle {
         let address = PciAddress::parse(&address.get()?).ok_or(Code::INVALID_ARGUMENT)?.to_string();
-        handle_of(call.gpus()?.iter().find(|gpu| gpu.pci == address).ok_or(Code::NOT_FOUND)?)
+        let gpus = call.gpus_before()?;
+        call.found(gpus.iter().find(|gpu| gpu.pci == address).map(|gpu| gpu.handle), Code::NOT_FOUND)
     }
 
     fn nvmlDeviceGetHandleByUUID(call, uuid: Text) -> Handle {
         let uuid = uuid.get()?;
-        let gpus = call.gpus()?;
+        let gpus = call.gpus_before()?;
         if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid) {
-            return handle_of(gpu);
+            return call.found(Some(gpu.handle), Code::NOT_FOUND);
         }
-        let device: Handle = call.ask(Op::MigByUuid(uuid))?;
+        let device = call.found(call.ask_before(Op::MigByUuid(uuid)).ok(), Code::NOT_FOUND)?;
         let parent = call.device(device)?.gpu;
         let seen = gpus.iter().any(|gpu| gpu.handle == parent)
             && call.mig_devices(parent)?.iter().any(|seen| seen.handle == device);
         if seen { Ok(device) } else { Err(Code::NOT_FOUND) }
     }
 
-    fn nvmlUnitGetCount(_call) -> c_uint { Ok(0) }
+    fn nvmlUnitGetCount(call) -> c_uint { call.pass().map(|()| 0) }
 
-    fn nvmlGetExcludedDeviceCount(_call) -> c_uint { Ok(0) }
+    fn nvmlGetExcludedDeviceCount(call) -> c_uint { call.pass().map(|()| 0) }
 }

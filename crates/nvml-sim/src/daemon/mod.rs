@@ -1,6 +1,8 @@
 //! The daemon: owns the state of a node's GPUs, lays out its driver root and answers on its socket.
 
 mod answer;
+mod control;
+mod faults;
 mod install;
 mod latency;
 mod layout;

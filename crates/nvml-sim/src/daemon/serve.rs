@@ -47,6 +47,14 @@ pub enum ServeError {
         /// Why not.
         reason: io::Error,
     },
+    /// One of the node file's faults.
+    #[error("faults[{entry}] of the node file cannot be done: {code}")]
+    Fault {
+        /// Which entry.
+        entry: usize,
+        /// What the driver says.
+        code: Code,
+    },
 }
 
 /// A node that is served. The socket is removed when it is dropped.
@@ -66,7 +74,7 @@ impl Drop for Serving {
 ///
 /// # Errors
 ///
-/// When the driver root cannot be laid out or the socket cannot be had.
+/// When the driver root cannot be laid out, the socket cannot be had, or one of the node file's faults cannot be done.
 pub fn serve(options: Options) -> Result<Serving, ServeError> {
     let Options { node, root, programs } = options;
     let layout = Layout::new(&root, &node)?;
@@ -76,7 +84,11 @@ pub fn serve(options: Options) -> Result<Serving, ServeError> {
     let listener = listen(&socket).map_err(|reason| ServeError::Listen { path: socket.clone(), reason })?;
     // Unlike any loading of the driver before it: nothing is left of those.
     let generation = (Uuid::new_v4().as_u128() % 0x7fff) as u16 + 1;
+    let faults = node.faults.clone();
     let node = Arc::new(NodeAtWork::new(node, layout, generation));
+    for (entry, step) in faults.into_iter().enumerate() {
+        node.step(step).map_err(|code| ServeError::Fault { entry, code })?;
+    }
     std::thread::spawn(move || accept(&listener, &node));
     Ok(Serving { socket })
 }
@@ -112,7 +124,7 @@ fn accept(listener: &UnixListener, node: &Arc<NodeAtWork>) {
 }
 
 /// Answers what comes over one connection until the other side hangs up.
-fn converse(connection: &UnixStream, node: &NodeAtWork) {
+fn converse(connection: &UnixStream, node: &Arc<NodeAtWork>) {
     while let Ok(Some(bytes)) = wire::read_bytes(connection) {
         let reply = match answer(&bytes, node) {
             Ok(value) => Reply::Ok(value),
@@ -124,7 +136,7 @@ fn converse(connection: &UnixStream, node: &NodeAtWork) {
     }
 }
 
-fn answer(bytes: &[u8], node: &NodeAtWork) -> Result<Value, Code> {
+fn answer(bytes: &[u8], node: &Arc<NodeAtWork>) -> Result<Value, Code> {
     /// Every version of the protocol has at least this.
     #[derive(Deserialize)]
     struct Version {

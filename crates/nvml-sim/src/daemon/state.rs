@@ -27,8 +27,11 @@ pub struct GpuState {
     pub minor: u32,
     /// The product's key.
     pub product: String,
-    /// Whether no handle can be had.
+    /// Whether no handle can be had, for whatever reason.
     pub broken: bool,
+    /// Whether that is because it fell off the bus.
+    #[serde(default)]
+    pub lost: bool,
     /// `nvmlComputeMode_t`.
     pub compute_mode: u32,
     /// Time slice: 0 default, 1 short, 2 medium, 3 long.
@@ -110,6 +113,7 @@ pub(super) fn gpu_state(gpu: &Gpu) -> GpuState {
         minor: spec.minor,
         product: spec.product.key.clone(),
         broken: settings.broken,
+        lost: settings.lost,
         compute_mode: settings.compute_mode,
         timeslice: settings.timeslice,
         mig: settings.mig.map(|(current, pending)| MigState { current, pending, instances: instances.collect() }),

@@ -3,6 +3,7 @@
 //! Architecture invariant: pure. No clock, no file, no socket, no lock: what a call costs and who may see its result is
 //! the daemon's business.
 
+mod clients;
 mod gpu;
 mod ids;
 mod instance;
@@ -12,6 +13,7 @@ mod spec;
 mod tests;
 mod uuid;
 
+pub use clients::{Client, Place, Process};
 pub use gpu::{Gpu, Settings};
 pub use ids::{ci_minor, gi_minor};
 pub use spec::{GpuSpec, Uuids, Virtualization};

@@ -25,12 +25,24 @@ impl Mode {
         self.switch == ModeSwitch::Switchable
     }
 
-    /// `nvmlDeviceSetMigMode`: the activation status, `Ok` when the mode is in force.
-    pub(super) fn set(&mut self, wanted: bool, instances: bool, machine: Virtualization) -> Result<(), Code> {
-        if wanted == self.current && wanted == self.pending {
+    /// Whether a mode is in force and nothing else pending.
+    pub(super) fn is(self, wanted: bool) -> bool {
+        (self.current, self.pending) == (wanted, wanted)
+    }
+
+    /// `nvmlDeviceSetMigMode`: the activation status, `Ok` when the mode is in force. `clients` use the GPU.
+    pub(super) fn set(
+        &mut self,
+        wanted: bool,
+        instances: bool,
+        clients: bool,
+        machine: Virtualization,
+    ) -> Result<(), Code> {
+        if self.is(wanted) {
             return Ok(());
         }
-        if instances {
+        // Whether a switch that finds the GPU in use is left pending where no reset is needed is not published.
+        if instances || (clients && self.switchable()) {
             return Err(Code::IN_USE);
         }
         self.pending = wanted;
@@ -44,6 +56,13 @@ impl Mode {
             ModeSwitch::NeedsReset => return Err(Code::IN_USE),
         }
         Ok(())
+    }
+
+    /// A switch that ends with this activation status, for a reason of its own: it is pending where it waits for a reset.
+    pub(super) fn refuse(&mut self, wanted: bool, status: Code) {
+        if status == Code::RESET_REQUIRED || !self.switchable() {
+            self.pending = wanted;
+        }
     }
 
     /// A reset of the GPU: what was pending is in force.

@@ -233,7 +233,7 @@ fn ampere_waits_for_a_reset_and_keeps_its_mode() {
     assert_eq!(gpu.set_mig_mode(device, true), Ok(Err(Code::IN_USE)));
     assert_eq!(gpu.settings().mig, Some((false, true)));
     assert_eq!(gpu.create_gi(device, 19, None), Err(Code::NOT_SUPPORTED), "still pending");
-    gpu.reset();
+    gpu.reset().unwrap();
     assert_eq!(gpu.settings().mig, Some((true, true)));
     carve(&mut gpu, 19, None);
     gpu.reload(GENERATION + 1);

@@ -9,7 +9,7 @@ use nvml_wrapper_sys::bindings as sys;
 use crate::sim::{Sim, node, one};
 
 /// The library of a driver root, initialised.
-fn load(sim: &Sim) -> sys::NvmlLib {
+pub(crate) fn load(sim: &Sim) -> sys::NvmlLib {
     // SAFETY: the library is ours and does nothing when loaded; initialising takes no argument.
     unsafe {
         let library = sys::NvmlLib::new(sim.library()).unwrap();
@@ -18,7 +18,7 @@ fn load(sim: &Sim) -> sys::NvmlLib {
     }
 }
 
-fn gpu(library: &sys::NvmlLib, index: c_uint) -> sys::nvmlDevice_t {
+pub(crate) fn gpu(library: &sys::NvmlLib, index: c_uint) -> sys::nvmlDevice_t {
     let mut device = std::ptr::null_mut();
     // SAFETY: the pointer is to memory of ours.
     assert_eq!(unsafe { library.nvmlDeviceGetHandleByIndex_v2(index, &raw mut device) }, 0);

@@ -3,10 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by it")]
 
 mod abi;
+mod faults;
 mod layout;
 mod life;
 mod mps;
 mod nvidia_smi;
 mod python;
 mod sim;
+mod users;
 mod visibility;

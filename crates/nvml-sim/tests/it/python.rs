@@ -96,6 +96,35 @@ fn interpreter() -> PathBuf {
     python
 }
 
+/// Who uses the GPU and its first MIG device.
+const USERS: &str = r#"
+import json
+from pynvml import *
+
+nvmlInit()
+gpu = nvmlDeviceGetHandleByIndex(0)
+def users(device):
+    processes = nvmlDeviceGetComputeRunningProcesses(device)
+    return [[p.pid, nvmlSystemGetProcessName(p.pid), p.usedGpuMemory >> 20, p.gpuInstanceId, p.computeInstanceId] for p in processes]
+print(json.dumps([users(gpu), users(nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0))]))
+"#;
+
+#[test]
+fn nvidia_ml_py_lists_who_uses_a_divided_gpu() {
+    let sim = Sim::start(&node("gpus: [{product: h100-80gb, mig: {current: true}}]"));
+    for start in [0, 6] {
+        sim.ctl(&format!("create 0 1g.10gb {start} --compute"));
+    }
+    sim.ctl("fault process 0 4242 --gi 7 --ci 0 --name trainer --memory-mib 512");
+    sim.ctl("fault process 0 4243 --gi 13 --name server");
+    let mut python = Command::new(interpreter());
+    python.args(["-c", USERS]).env("LD_LIBRARY_PATH", sim.library().parent().unwrap());
+    let listed: Value = serde_json::from_str(&text(&run(&mut python), "the lists")).unwrap();
+    let trainer = json!([4242, "trainer", 512, 7, 0]);
+    let none = u32::MAX;
+    assert_eq!(listed, json!([[trainer, [4243, "server", 256, 13, none]], [trainer]]));
+}
+
 #[test]
 fn nvidia_ml_py_walks_a_divided_gpu() {
     let sim = Sim::start(&node("gpus: [{product: h100-80gb, mig: {current: true}}]"));

@@ -8,6 +8,7 @@ use kerf_mig::{Offer, Placement};
 use super::Gpu;
 use crate::code::Code;
 use crate::handle::{Handle, Target};
+use crate::node::clients::Place;
 use crate::node::ids::gpu_instance_id;
 use crate::node::instance::{ComputeInstance, GpuInstance};
 use crate::view;
@@ -126,6 +127,7 @@ impl Gpu {
             return Err(Code::IN_USE);
         }
         let (id, destroyed) = (instance.id, self.gi_view(instance));
+        self.clients.free(Place::Gi(id))?;
         self.instances.remove(&id);
         Ok(destroyed)
     }
@@ -146,6 +148,16 @@ impl Gpu {
     pub fn ci_capacity(&self, gi: Handle, profile: u32) -> Result<u32, Code> {
         let gi = self.gpu_instance(gi)?;
         Ok(gi.remaining(&gi.profile_by_id(self.spec.product, profile)?))
+    }
+
+    /// Hardware id of the compute-instance profile that is all of a GPU instance.
+    pub fn whole_ci_profile(&self, gi: Handle) -> Result<u32, Code> {
+        let profiles = self.gpu_instance(gi)?.profiles(self.spec.product);
+        profiles
+            .iter()
+            .max_by_key(|profile| profile.compute_slices)
+            .map(|profile| profile.id)
+            .ok_or(Code::NOT_SUPPORTED)
     }
 
     /// `nvmlGpuInstanceCreateComputeInstance` and `...WithPlacement`.
@@ -188,6 +200,7 @@ impl Gpu {
     /// `nvmlComputeInstanceDestroy`.
     pub fn destroy_ci(&mut self, handle: Handle) -> Result<view::Ci, Code> {
         let destroyed = self.ci(handle)?;
+        self.clients.free(Place::Ci(destroyed.gi, destroyed.id))?;
         if let Target::Ci { gi, ci } = self.target(handle)?
             && let Some(instance) = self.instances.get_mut(&gi)
         {

@@ -1,6 +1,7 @@
 //! One GPU: what it is, its settings, and what happens to it as a whole.
 
 mod instances;
+mod users;
 
 use std::collections::BTreeMap;
 
@@ -8,6 +9,7 @@ use kerf_mig::Geometry;
 use kerf_mig::product::{Architecture, Mig};
 use nvml_wrapper_sys::bindings as sys;
 
+use super::clients::{Clients, Place};
 use super::instance::{ComputeInstance, GpuInstance};
 use super::mode::Mode;
 use super::{GpuSpec, Virtualization};
@@ -25,6 +27,8 @@ pub struct Gpu {
     geometry: Geometry,
     mode: Option<Mode>,
     broken: bool,
+    lost: bool,
+    clients: Clients,
     compute_mode: u32,
     persistence: bool,
     timeslice: u32,
@@ -35,8 +39,10 @@ pub struct Gpu {
 /// What can be set about a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Whether no handle can be had.
+    /// Whether no handle can be had, for whatever reason.
     pub broken: bool,
+    /// Whether that is because it fell off the bus.
+    pub lost: bool,
     /// `nvmlComputeMode_t`.
     pub compute_mode: u32,
     /// Time slice, 0 to 3.
@@ -55,6 +61,8 @@ impl Gpu {
             geometry: spec.product.geometry(),
             mode,
             broken: spec.broken,
+            lost: false,
+            clients: Clients::default(),
             compute_mode: sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT,
             persistence: false,
             timeslice: 0,
@@ -77,7 +85,8 @@ impl Gpu {
     /// What can be set about it.
     pub fn settings(&self) -> Settings {
         Settings {
-            broken: self.broken,
+            broken: self.unreachable(),
+            lost: self.lost,
             compute_mode: self.compute_mode,
             timeslice: self.timeslice,
             mig: self.mode.map(|mode| (mode.current, mode.pending)),
@@ -91,7 +100,7 @@ impl Gpu {
             minor: self.spec.minor,
             uuid: self.spec.uuid.clone(),
             pci: self.spec.pci.to_string(),
-            broken: self.broken,
+            broken: self.unreachable(),
         }
     }
 
@@ -111,6 +120,7 @@ impl Gpu {
             pci_device_id: u32::from(product.pci_device_ids.first().copied().unwrap_or(0)) << 16 | 0x10de,
             numa_node: self.spec.numa_node,
             memory_mib: product.memory_mib,
+            memory_used: 0,
             virtualization: match self.spec.virtualization {
                 Virtualization::None => sys::nvmlGpuVirtualizationMode_NVML_GPU_VIRTUALIZATION_MODE_NONE,
                 Virtualization::Passthrough => sys::nvmlGpuVirtualizationMode_NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH,
@@ -124,7 +134,9 @@ impl Gpu {
             timeslice: self.timeslice,
             mig_device: None,
         };
-        match self.target(handle)? {
+        let target = self.target(handle)?;
+        device.memory_used = self.memory_used(target);
+        match target {
             Target::Gpu => {}
             Target::Mig { gi, ci } | Target::MigOfCi { gi, ci } => {
                 let (gi, ci) = self.compute_instance(gi, ci)?;
@@ -143,7 +155,15 @@ impl Gpu {
     pub fn set_mig_mode(&mut self, handle: Handle, on: bool) -> Result<Result<(), Code>, Code> {
         self.this(handle)?;
         let mode = self.mode.as_mut().ok_or(Code::NOT_SUPPORTED)?;
-        Ok(mode.set(on, !self.instances.is_empty(), self.spec.virtualization))
+        let clients = !mode.is(on) && self.clients.free(Place::Gpu).is_err();
+        Ok(mode.set(on, !self.instances.is_empty(), clients, self.spec.virtualization))
+    }
+
+    /// `nvmlDeviceSetMigMode` as it goes when the driver ends it with this activation status.
+    pub fn refuse_mig_mode(&mut self, handle: Handle, on: bool, status: Code) -> Result<(), Code> {
+        self.this(handle)?;
+        self.mode.as_mut().ok_or(Code::NOT_SUPPORTED)?.refuse(on, status);
+        Ok(())
     }
 
     /// `nvmlDeviceSetComputeMode`. While MIG is on, each MIG device has a mode of its own and the GPU none.
@@ -181,19 +201,52 @@ impl Gpu {
         Ok(())
     }
 
-    /// A reset of the GPU: the pending mode is in force, no instance is left.
-    pub fn reset(&mut self) {
+    /// A reset of the GPU: the pending mode is in force, no instance is left. The driver resets no GPU that is in use.
+    pub fn reset(&mut self) -> Result<(), Code> {
+        if self.unreachable() {
+            return Err(Code::GPU_IS_LOST);
+        }
+        self.clients.free(Place::Gpu)?;
+        self.begin_anew();
+        Ok(())
+    }
+
+    /// The GPU falls off the bus.
+    pub fn lose(&mut self) {
+        self.lost = true;
+    }
+
+    /// It is brought back without a reboot: as after a reset. Whether a mode that lives in the driver only would survive
+    /// that is not published; here it does.
+    pub fn recover(&mut self) {
+        self.lost = false;
+        self.begin_anew();
+    }
+
+    /// The node is booted: the driver is loaded, onto a GPU that is back on the bus.
+    pub fn reboot(&mut self, generation: u16) {
+        self.lost = false;
+        self.reload(generation);
+    }
+
+    fn begin_anew(&mut self) {
         self.instances.clear();
+        self.clients.end_all();
         if let Some(mode) = &mut self.mode {
             mode.reset();
         }
     }
 
+    fn unreachable(&self) -> bool {
+        self.broken || self.lost
+    }
+
     /// The driver is unloaded and loaded again: no handle is valid any more, no instance is left, settings of the driver
-    /// are lost.
+    /// are lost. Nobody uses the GPU: a driver in use is not unloaded.
     pub fn reload(&mut self, generation: u16) {
         self.generation = generation;
         self.instances.clear();
+        self.clients.end_all();
         self.compute_mode = sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT;
         self.persistence = false;
         self.timeslice = 0;
@@ -222,8 +275,18 @@ impl Gpu {
         Handle::new(Parts { generation: self.generation, serial, gpu: self.spec.place, target })
     }
 
-    /// What a handle stands for, provided that it still does.
+    /// Whether a handle still stands for something, be it out of reach.
+    pub fn holds(&self, handle: Handle) -> bool {
+        self.known(handle).is_ok()
+    }
+
+    /// What a handle stands for, provided that it still does and can be reached.
     fn target(&self, handle: Handle) -> Result<Target, Code> {
+        let target = self.known(handle)?;
+        if self.unreachable() { Err(Code::GPU_IS_LOST) } else { Ok(target) }
+    }
+
+    fn known(&self, handle: Handle) -> Result<Target, Code> {
         let parts = handle.parts().ok_or(Code::INVALID_ARGUMENT)?;
         let serial = match parts.target {
             Target::Gpu => Some(0),
@@ -235,7 +298,7 @@ impl Gpu {
         if parts.generation != self.generation || parts.gpu != self.spec.place || serial != Some(parts.serial) {
             return Err(Code::INVALID_ARGUMENT);
         }
-        if self.broken { Err(Code::GPU_IS_LOST) } else { Ok(parts.target) }
+        Ok(parts.target)
     }
 
     /// That a handle stands for this GPU.
