@@ -41,6 +41,15 @@ impl NodeFile {
         self
     }
 
+    /// Adds something that is wrong from the start, as in the `faults` of a node file.
+    pub fn fault(mut self, fault: Value) -> NodeFile {
+        match &mut self.body["faults"] {
+            Value::Array(faults) => faults.push(fault),
+            none => *none = json!([fault]),
+        }
+        self
+    }
+
     /// Sets how long NVML calls take: a named set, or milliseconds by call.
     pub fn latency(mut self, latency: Value) -> NodeFile {
         self.body["latency"] = latency;

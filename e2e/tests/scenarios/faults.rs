@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use kerf_e2e::{Claim, NodeFile, Pod, Request, World, eventually, scenario};
+use kerf_e2e::{Claim, NodeFile, Pod, Request, World, eventually, scenario, setting};
 use kube::api::DeleteParams;
+
+/// How long the API server is away, `KERF_OUTAGE_SECONDS` of `make torture`; shorter otherwise.
+const OUTAGE_SECONDS: usize = 20;
 
 /// A pod may wait for the kubelet's next try, which comes after one to two minutes.
 const RETRIED: Duration = Duration::from_secs(240);
@@ -73,7 +76,8 @@ async fn pods_end_while_the_api_server_is_away() {
         }
         world.cluster.tool(&["kill", "kube-apiserver"])?;
         // What the kubelet had heard of it ends without the API server's help; it tells the rest afterwards.
-        tokio::time::sleep(Duration::from_secs(120)).await;
+        let outage = setting("KERF_OUTAGE_SECONDS", OUTAGE_SECONDS)?;
+        tokio::time::sleep(Duration::from_secs(u64::try_from(outage)?)).await;
         world.kerf.check()?;
         world.cluster.tool(&["start", "kube-apiserver"])?;
         for (name, uid) in pods.into_iter().zip(uids) {

@@ -1,8 +1,10 @@
 //! Nodes of other shapes.
 
-use anyhow::{Context, ensure};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
 use kerf_api::GpuOffer;
-use kerf_e2e::{Claim, NodeFile, Request, scenario};
+use kerf_e2e::{Claim, NodeFile, Request, World, eventually, scenario};
 use serde_json::json;
 
 #[tokio::test]
@@ -53,4 +55,54 @@ async fn a_mixed_node_offers_its_good_gpus_and_says_why_not_the_others() {
         Ok(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_strangers_instance_blocks_only_what_overlaps_it() {
+    let stranger = json!({ "create": { "gpu": "0", "profile": "3g.40gb", "start": 0, "compute": true } });
+    scenario("foreign_instance", NodeFile::new().gpus("h100-80gb", 1).fault(stranger), async |world| {
+        let id = world.instances(1).await?[0].1.id;
+        blocked(world, &["-mig-4g40gb-0", "-mig-7g80gb-0", "-mig-1g10gb-0", "-mig-1g10gb-3"]).await?;
+        let blocked_entries =
+            world.gpu_node().await?.status.context("the node's status is written")?.gpus.remove(0).blocked;
+        ensure!(blocked_entries.len() == 1 && blocked_entries[0].reason == "ForeignInstance", "{blocked_entries:?}");
+
+        world.run("needs-its-place", &Claim::of(&[Request::mig("gpu", "4g.40gb")])).await?;
+        world.waits("needs-its-place").await?;
+        for name in ["one", "two"] {
+            world.run_ready(name, &Claim::of(&[Request::mig("gpu", "3g.40gb")])).await?;
+            ensure!(world.mig_uuids(name, "main")?.len() == 1, "{name} sees one slice");
+        }
+        let instances = world.instances(2).await?;
+        ensure!(instances.iter().any(|(_, instance)| instance.id == id), "one has the stranger's: {instances:?}");
+        for name in ["one", "two"] {
+            world.delete(name).await?;
+        }
+        let left = world.instances(1).await?;
+        ensure!(left[0].1.id == id && left[0].1.compute_instances.len() == 1, "it is as it was: {left:?}");
+
+        world.simulation.tell(&["destroy", "0", &id.to_string()])?;
+        blocked(world, &[]).await?;
+        world.ready("needs-its-place").await
+    })
+    .await;
+}
+
+/// Waits until devices with these ends of their names are tainted, or none is where none is given.
+async fn blocked(world: &World, ends: &[&str]) -> Result<()> {
+    eventually("the taints are as they should be", Duration::from_secs(120), async || {
+        let slices = world.slices().await?;
+        let devices = slices.into_iter().flat_map(|slice| slice.spec.devices.unwrap_or_default());
+        let tainted: Vec<String> = devices
+            .filter(|device| {
+                let taints = device.taints.as_deref().unwrap_or_default();
+                taints.iter().any(|taint| taint.key == "kerf.dev/foreign-instance" && taint.effect == "NoSchedule")
+            })
+            .map(|device| device.name)
+            .collect();
+        let is = |end: &&str| tainted.iter().any(|name| name.ends_with(end));
+        ensure!(ends.iter().all(is) && (tainted.is_empty() == ends.is_empty()), "tainted: {tainted:?}");
+        Ok(Some(()))
+    })
+    .await
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use kerf_e2e::{Claim, NodeFile, Request, World, eventually, scenario};
+use kerf_e2e::{Claim, NodeFile, Request, World, eventually, scenario, setting};
 use kube::api::{DeleteParams, ListParams};
 
 /// Pods in all, `KERF_TORTURE_PODS` of `make torture`; a short run otherwise.
@@ -33,14 +33,10 @@ impl Chance {
 #[tokio::test]
 async fn pods_come_and_go_while_everything_is_killed() {
     scenario("torture", NodeFile::new().gpus("h100-80gb", 4), async |world| {
-        let number = |name, otherwise| match std::env::var(name) {
-            Ok(text) => text.parse().with_context(|| format!("{name}={text} is no number")),
-            Err(_) => Ok(otherwise),
-        };
-        let pods = number("KERF_TORTURE_PODS", PODS)?;
-        let seed = number("KERF_SEED", 1)?;
+        let pods = setting("KERF_TORTURE_PODS", PODS)?;
+        let seed = setting("KERF_SEED", 1)?;
         println!("torture: {pods} pods, seed {seed}");
-        let mut chance = Chance(seed as u64);
+        let mut chance = Chance(u64::try_from(seed)?);
         let mut live: Vec<String> = Vec::new();
         for number in 0..pods {
             let name = format!("pod-{number}");
