@@ -179,6 +179,14 @@ pub fn check(asked: &ClaimRef, found: Option<&ResourceClaim>, driver: &str, node
     Ok(Claim { uid: asked.uid.clone(), namespace: asked.namespace.clone(), name: asked.name.clone(), devices })
 }
 
+/// Whether `found`, which has the name of `asked`, is that very claim and has a device of this driver on this node.
+pub fn stands_here(asked: &ClaimRef, found: Option<&ResourceClaim>, driver: &str, node: &str) -> bool {
+    let Some(found) = found.filter(|found| found.metadata.uid.as_deref() == Some(&asked.uid)) else { return false };
+    let allocation = found.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_ref());
+    results.into_iter().flatten().any(|result| result.driver == driver && result.pool == node)
+}
+
 /// The request without the subrequest that was chosen for it: `gpu` of `gpu/large`. The kubelet knows base names only.
 fn base_request(request: &str) -> &str {
     request.split_once('/').map_or(request, |(base, _)| base)
