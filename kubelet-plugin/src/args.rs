@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use kerf_api::names;
 
+use crate::engine::ForeignPolicy;
+
 /// Offers this node's NVIDIA GPUs to Kubernetes, and carves MIG instances out of them when pods need them.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "kerf-kubelet-plugin", version)]
@@ -41,6 +43,10 @@ pub struct Args {
     /// How to reach the API server [default: the pod's service account].
     #[arg(long, env = "KERF_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
+
+    /// What to do about GPU instances that no claim explains. One with processes is never destroyed.
+    #[arg(long, env = "KERF_FOREIGN_INSTANCES", value_enum, default_value_t)]
+    pub foreign_instances: ForeignPolicy,
 
     /// Form of the log on standard error. What is logged is chosen by RUST_LOG.
     #[arg(long, env = "KERF_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
@@ -104,7 +110,7 @@ mod tests {
             let all = ["kerf-kubelet-plugin", "--node-name", "node-1.example.com"].iter().chain(arguments);
             Args::try_parse_from(all).map_err(|error| error.to_string())
         };
-        assert!(parse(&[]).is_ok());
+        assert_eq!(parse(&[]).unwrap().foreign_instances, ForeignPolicy::Keep);
         for bad in [
             ["--driver-name", "../../etc"],
             ["--driver-name", "Gpu.nvidia.com"],
@@ -113,9 +119,13 @@ mod tests {
             ["--driver-name", ""],
             ["--kubelet-root", "kubelet"],
             ["--cdi-root", ""],
+            ["--foreign-instances", "destroy"],
         ] {
             let error = parse(&bad).unwrap_err();
-            assert!(error.contains(bad[0]) && error.contains("not a"), "{error}");
+            assert!(
+                error.contains(bad[0]) && (error.contains("not a") || error.contains("possible values")),
+                "{error}"
+            );
         }
     }
 }

@@ -153,7 +153,7 @@ where
 }
 
 /// Does blocking work within the caller's span. A panic is an error like any other: it must not reach other claims.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Box<dyn Error + Send + Sync>> + Send + 'static,
 ) -> Result<T, String> {
     let span = tracing::Span::current();

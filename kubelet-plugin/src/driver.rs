@@ -10,17 +10,27 @@
 
 use std::error::Error;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kerf_nvml::{DriverRoot, DriverRootError, Library, Nvml};
 use tokio::sync::Notify;
 
+use crate::claim::ClaimRef;
 use crate::dra::Carver;
-use crate::engine::{Claim, Engine, OpenError, PreparedDevice, Settings};
+use crate::engine::{
+    Claim, Condemned, Engine, ForeignPolicy, OpenError, PreparedClaim, PreparedDevice, Released, RemovedForeign,
+    Retried, Settings,
+};
 use crate::events::Events;
 use crate::inventory::{self, Host, Inventory};
 use crate::paths::Paths;
+use crate::reconcile::{Node, NodeError};
+
+/// How long a release may make no progress before the pod is let go. Long enough for a process that was killed to end, and
+/// well below what a person waits for.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Where the driver is.
 #[derive(Clone, Debug, Default)]
@@ -36,11 +46,14 @@ pub struct Driver {
     files: DriverFiles,
     driver_name: String,
     boot_id: String,
+    foreign: ForeignPolicy,
     paths: Paths,
     session: Mutex<Option<Arc<Session>>>,
     events: Events,
     /// Told after every prepare and unprepare.
     changed: Arc<Notify>,
+    /// Whether a claim may be condemned.
+    has_condemned: AtomicBool,
 }
 
 struct Session {
@@ -68,22 +81,35 @@ pub enum DriverError {
 
 impl Driver {
     /// Nothing is opened yet. `changed` is told when a claim was prepared or released.
-    pub fn new(files: DriverFiles, driver_name: &str, paths: &Paths, events: Events, changed: Arc<Notify>) -> Driver {
+    pub fn new(
+        files: DriverFiles,
+        driver_name: &str,
+        paths: &Paths,
+        foreign: ForeignPolicy,
+        events: Events,
+        changed: Arc<Notify>,
+    ) -> Driver {
         Driver {
             files,
             driver_name: driver_name.to_owned(),
             boot_id: inventory::boot_id(),
+            foreign,
             paths: paths.clone(),
             session: Mutex::default(),
             events,
             changed,
+            has_condemned: AtomicBool::new(true),
         }
     }
 
     /// Reads the node. Blocks.
     pub fn read_inventory(&self) -> Inventory {
-        let host =
-            |driver_root| Host { driver_name: self.driver_name.clone(), boot_id: self.boot_id.clone(), driver_root };
+        let host = |driver_root| Host {
+            driver_name: self.driver_name.clone(),
+            boot_id: self.boot_id.clone(),
+            foreign: self.foreign,
+            driver_root,
+        };
         let session = match self.session() {
             Ok(session) => session,
             Err(error) => return inventory::nothing(&host(None), format!("nothing is offered: {error}")),
@@ -132,10 +158,23 @@ impl Driver {
             locks: self.paths.locks.clone(),
             cdi: self.paths.cdi.clone(),
             boot_id: self.boot_id.clone(),
+            patience: PATIENCE,
+            foreign: self.foreign,
         };
         let engine = Engine::open(Arc::clone(&nvml), settings)?;
         tracing::info!(driver_root = %root.path().display(), "NVIDIA driver opened");
         Ok(Session { nvml, engine, root })
+    }
+
+    /// What is left of the claim is told at the node as well, by the inventory.
+    fn report_condemned(&self, Condemned { claim, why }: &Condemned) {
+        self.has_condemned.store(true, Ordering::Relaxed);
+        tracing::warn!(claim.uid = claim.uid, why, "released, and removed later");
+        if !claim.name.is_empty() {
+            let claim =
+                ClaimRef { uid: claim.uid.clone(), namespace: claim.namespace.clone(), name: claim.name.clone() };
+            self.events.claim_condemned(&claim, &format!("the pod can end, what it used is not given out yet: {why}"));
+        }
     }
 
     fn close_unless_in_use(&self) {
@@ -164,6 +203,53 @@ impl Carver for Driver {
         };
         let released = session.engine.unprepare(uid, deadline);
         self.changed.notify_one();
+        if let Released::Condemned(condemned) = released? {
+            self.report_condemned(&condemned);
+        }
+        Ok(())
+    }
+}
+
+impl Node for Driver {
+    fn known_claims(&self) -> Result<Vec<PreparedClaim>, NodeError> {
+        let claims = self.session()?.engine.known_claims()?;
+        if claims.iter().any(|claim| claim.condemned) {
+            self.has_condemned.store(true, Ordering::Relaxed);
+        }
+        Ok(claims)
+    }
+
+    fn release_left_behind(
+        &self,
+        claim_uid: &str,
+        is_still_gone: &dyn Fn() -> bool,
+    ) -> Result<Option<Released>, NodeError> {
+        let released = self.session()?.engine.release_left_behind(claim_uid, is_still_gone);
+        self.changed.notify_one();
+        if matches!(released, Ok(Some(Released::Condemned(_)))) {
+            self.has_condemned.store(true, Ordering::Relaxed);
+        }
         Ok(released?)
+    }
+
+    fn sweep_foreign(&self) -> Result<Vec<RemovedForeign>, NodeError> {
+        let removed = self.session()?.engine.sweep_foreign();
+        if !removed.is_empty() {
+            self.changed.notify_one();
+        }
+        Ok(removed)
+    }
+
+    fn has_condemned(&self) -> bool {
+        self.has_condemned.load(Ordering::Relaxed)
+    }
+
+    fn retry_condemned(&self) -> Result<Retried, NodeError> {
+        let retried = self.session()?.engine.retry_condemned()?;
+        self.has_condemned.store(retried.left > 0, Ordering::Relaxed);
+        if !retried.removed.is_empty() {
+            self.changed.notify_one();
+        }
+        Ok(retried)
     }
 }

@@ -87,6 +87,11 @@ impl Events {
         self.report(About::from(claim), "UnprepareFailed", message);
     }
 
+    /// A claim that was released although a part of its devices could not be taken back.
+    pub fn claim_condemned(&self, claim: &ClaimRef, message: &str) {
+        self.report(About::from(claim), "UnprepareCondemned", message);
+    }
+
     /// Something about this node's GPUs.
     pub fn node(&self, reason: &str, message: &str) {
         self.report(About::Node, reason, message);

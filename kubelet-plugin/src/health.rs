@@ -1,7 +1,7 @@
 //! The health service: tells the kubelet which devices work, for the status of the pods that use them.
 //!
 //! A device is healthy as long as its GPU can be read. A GPU that is withheld for another reason (a MIG mode that waits for
-//! a reset, an instance of somebody else's) still works for those who hold a part of it; the message says what is the matter.
+//! a reset) still works for those who hold a part of it; the message says what is the matter.
 
 use std::pin::Pin;
 use std::time::Duration;

@@ -4,6 +4,7 @@
 //! * [`driver`] holds the NVIDIA driver's library and the engine over it, and opens both anew after a driver reload.
 //! * [`inventory`] reads what the node has, and decides what may be offered of it.
 //! * [`registration`], [`dra`] and [`health`] are the services the kubelet calls; [`claim`] checks what it asks for.
+//! * [`reconcile`] releases what nobody else will, and goes on with what could not be released.
 //! * [`node_status`], [`lease`] and [`events`] are what the plugin tells the API server.
 //! * [`run()`] wires them.
 //!
@@ -25,10 +26,12 @@ pub mod lease;
 mod node;
 pub mod node_status;
 pub mod paths;
+pub mod reconcile;
 pub mod registration;
 mod run;
 pub mod socket;
 mod telemetry;
 
 pub use args::{Args, LogFormat};
+pub use engine::ForeignPolicy;
 pub use run::run;

@@ -26,9 +26,10 @@ use crate::health::Health;
 use crate::inventory::Watcher;
 use crate::lease::Holder;
 use crate::paths::Paths;
+use crate::reconcile::Reconciler;
 use crate::registration::KubeletVerdict;
 use crate::socket::{self, SocketError};
-use crate::{events, inventory, lease, node_status, registration, telemetry};
+use crate::{events, inventory, lease, node_status, reconcile, registration, telemetry};
 
 /// How many threads serve the kubelet. Work on GPUs has threads of its own.
 const WORKERS: usize = 2;
@@ -93,6 +94,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
         cdi_root,
         namespace,
         kubeconfig,
+        foreign_instances,
         log_format: _,
     } = args;
     let client = client(kubeconfig).await?;
@@ -104,12 +106,14 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let (verdict_sender, verdict) = watch::channel(KubeletVerdict::Unknown);
     let changed = Arc::new(Notify::new());
     let files = DriverFiles { driver_root, host_driver_root };
-    let driver = Arc::new(Driver::new(files, &driver_name, &paths, events.clone(), Arc::clone(&changed)));
+    let driver =
+        Arc::new(Driver::new(files, &driver_name, &paths, foreign_instances, events.clone(), Arc::clone(&changed)));
     let (deregister, drain, retire) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
 
     // The DRA socket comes first: the kubelet connects to it as soon as it knows of it.
     let (dra_listener, dra_file) = socket::listen(&paths.dra_socket)?;
-    let dra = Dra::new(&driver_name, &node_name, ApiClaims::new(client.clone()), Arc::clone(&driver), events.clone());
+    let claims = ApiClaims::new(client.clone());
+    let dra = Dra::new(&driver_name, &node_name, claims.clone(), Arc::clone(&driver), events.clone());
     let health = Health::new(&node_name, inventory.clone(), drain.clone());
     let dra_server = Server::builder()
         .add_service(dra.v1())
@@ -125,6 +129,14 @@ async fn serve(args: Args) -> Result<(), RunError> {
         registration::serve(registration_listener, info, verdict_sender, deregister.clone().cancelled_owned());
     let mut registration_server = tokio::spawn(registration_server.instrument(info_span!("registration")));
 
+    let reconciler = Reconciler {
+        claims,
+        node: Arc::clone(&driver),
+        driver_name: driver_name.clone(),
+        node_name: node_name.clone(),
+        events: events.clone(),
+    };
+    let reconciling = tokio::spawn(reconcile::run(reconciler, drain.clone()).instrument(info_span!("reconcile")));
     let reader = Arc::clone(&driver);
     let watcher = Watcher { read: Arc::new(move || reader.read_inventory()), changed, events };
     let watching = inventory::watch(watcher, inventory_sender, retire.clone());
@@ -152,7 +164,9 @@ async fn serve(args: Args) -> Result<(), RunError> {
         finish("claims in work", DRAIN, dra_server).await;
     }
     retire.cancel();
-    for (what, task) in [("lease", leasing), ("inventory", watching), ("GpuNode", publishing)] {
+    for (what, task) in
+        [("reconcile", reconciling), ("lease", leasing), ("inventory", watching), ("GpuNode", publishing)]
+    {
         finish(what, CONNECT, task).await;
     }
     writing_events.abort();

@@ -5,7 +5,7 @@ use kerf_nvml::{Code, ComputeInstance, Error, GpuInstance};
 
 use super::errors::ReleaseError;
 use super::gpu::LiveGpu;
-use super::record::{PartitionState, Phase};
+use super::record::{PartitionRecord, PartitionState, Phase};
 use super::{DeviceName, Engine, GpuError, Ledger, PrepareError, Step, busy};
 
 /// A partition that is in place.
@@ -16,10 +16,15 @@ pub(super) struct Carved {
 }
 
 impl PrepareError {
-    pub(super) fn foreign(device: &DeviceName, stranger: &GpuInstance) -> PrepareError {
+    /// `users`: the processes that use it, where it is in use.
+    pub(super) fn foreign(device: &DeviceName, stranger: &GpuInstance, users: Option<String>) -> PrepareError {
         let Placement { start, size } = stranger.placement;
         let last = start + size.saturating_sub(1);
-        PrepareError::Foreign { device: device.clone(), instance: stranger.id, first: start, last }
+        let (device, instance) = (device.clone(), stranger.id);
+        match users {
+            None => PrepareError::Foreign { device, instance, first: start, last },
+            Some(users) => PrepareError::ForeignInUse { device, instance, first: start, last, users },
+        }
     }
 }
 
@@ -40,23 +45,29 @@ impl Engine {
         Ok(Carved { gpu_instance, compute_instance: compute.id })
     }
 
-    /// The live instance that the journal explains as this partition. Anything else in its place is refused.
+    /// The live instance that the journal explains as this partition, or a foreign one that the policy lets it take. Anything
+    /// else in its place is cleared away, or refused.
     fn own_instance(&self, gpu: &LiveGpu, ledger: &mut Ledger<'_>, index: usize) -> Result<Option<u32>, PrepareError> {
         let partition = &mut ledger.record.partitions[index];
-        let live = self.live_instances(gpu)?;
-        let in_place: Vec<_> = live.iter().filter(|live| live.placement.overlaps(partition.placement)).collect();
-        match in_place[..] {
+        let mut in_place = self.live_instances(gpu)?;
+        in_place.retain(|live| live.placement.overlaps(partition.placement));
+        match &in_place[..] {
             [] => Ok(None),
             [own] if partition.explains(own) => {
                 // One that was cut off before its id was known has never been given to anyone.
                 if partition.state == PartitionState::Carving && self.is_used(gpu, own.id)? {
-                    return Err(PrepareError::foreign(&partition.device, own));
+                    let users = busy::users(&*self.nvml, gpu.handle, Some(own.id));
+                    return Err(PrepareError::foreign(&partition.device, own, Some(users)));
                 }
                 partition.state = PartitionState::Carved;
                 partition.gpu_instance = Some(own.id);
                 Ok(Some(own.id))
             }
-            [stranger, ..] => Err(PrepareError::foreign(&partition.device, stranger)),
+            [stranger] if self.take_foreign(gpu, ledger, index, stranger)? => Ok(Some(stranger.id)),
+            strangers => {
+                self.clear_foreign(gpu, &ledger.record.partitions[index].device, strangers)?;
+                Ok(None)
+            }
         }
     }
 
@@ -106,6 +117,7 @@ impl Engine {
             _ => return Err(PrepareError::ForeignCompute { device: partition.device.clone(), instance: gpu_instance }),
         };
         let partition = &mut ledger.record.partitions[index];
+        partition.kept_compute &= !new;
         partition.compute_instance = Some(compute.id);
         partition.uuid = Some(compute.uuid.clone());
         if new {
@@ -134,14 +146,16 @@ impl Engine {
     /// Removes what is on the GPU of partition `index` and journals it. The GPU is locked. What is gone already is fine.
     pub(super) fn release_partition(&self, ledger: &mut Ledger<'_>, index: usize) -> Result<(), ReleaseError> {
         let partition = &ledger.record.partitions[index];
-        if partition.state == PartitionState::Planned {
+        if !partition.may_be_on_gpu() {
             return Ok(());
         }
         if let Some(gpu) = self.find_gpu_if_present(partition.device.gpu())? {
             let live = self.live_instances(&gpu)?;
             if let Some(own) = live.iter().find(|live| partition.explains(live)) {
                 let strange = partition.state == PartitionState::Carving && self.is_used(&gpu, own.id)?;
-                if !strange {
+                if partition.kept {
+                    self.leave_kept(&gpu, partition, own.id)?;
+                } else if !strange {
                     self.destroy(&gpu, &partition.device, own.id)?;
                 }
             }
@@ -151,42 +165,63 @@ impl Engine {
         Ok(())
     }
 
-    fn destroy(&self, gpu: &LiveGpu, device: &DeviceName, gpu_instance: u32) -> Result<(), ReleaseError> {
-        let busy = |instance: String| ReleaseError::Busy {
-            device: device.clone(),
-            instance,
-            users: busy::users(&*self.nvml, gpu.handle, Some(gpu_instance)),
-        };
-        let compute = match self.nvml.compute_instances(gpu.handle, gpu_instance) {
-            Err(error) if is_gone(error.code) => Vec::new(),
-            compute => compute.map_err(gpu.failed("list the compute instances"))?,
-        };
-        for ComputeInstance { id, .. } in compute {
-            let destroy = || self.nvml.destroy_compute_instance(gpu.handle, gpu_instance, id);
-            match self.step(Step::DestroyComputeInstance, destroy) {
-                Ok(()) => {}
-                Err(error) if is_gone(error.code) => {}
-                Err(Error { code: Code::InUse, .. }) => {
-                    return Err(busy(format!("compute instance {id} of GPU instance {gpu_instance}")));
-                }
-                Err(error) => return Err(gpu.failed("destroy the compute instance")(error).into()),
-            }
+    /// Removes the claim's compute instance from a GPU instance that is not the claim's.
+    fn leave_kept(&self, gpu: &LiveGpu, partition: &PartitionRecord, gpu_instance: u32) -> Result<(), ReleaseError> {
+        if partition.kept_compute {
+            return Ok(());
         }
+        // A crash before its id was journalled leaves the one that was made where there was none.
+        let is_ours = |id| partition.compute_instance.is_none_or(|ours| ours == id);
+        self.destroy_compute_instances(gpu, &partition.device, gpu_instance, is_ours)
+    }
+
+    /// Destroys a GPU instance with its compute instances. `device` is what it is in the way of.
+    pub(super) fn destroy(&self, gpu: &LiveGpu, device: &DeviceName, gpu_instance: u32) -> Result<(), ReleaseError> {
+        self.destroy_compute_instances(gpu, device, gpu_instance, |_| true)?;
         match self.step(Step::DestroyGpuInstance, || self.nvml.destroy_gpu_instance(gpu.handle, gpu_instance)) {
             Ok(()) => Ok(()),
-            Err(error) if is_gone(error.code) => Ok(()),
-            Err(Error { code: Code::InUse, .. }) => Err(busy(format!("GPU instance {gpu_instance}"))),
+            Err(error) if error.is_gone() => Ok(()),
+            Err(Error { code: Code::InUse, .. }) => {
+                Err(self.busy(gpu, device, gpu_instance, format!("GPU instance {gpu_instance}")))
+            }
             Err(error) => Err(gpu.failed("destroy the GPU instance")(error).into()),
         }
     }
 
-    fn is_used(&self, gpu: &LiveGpu, gpu_instance: u32) -> Result<bool, GpuError> {
+    fn destroy_compute_instances(
+        &self,
+        gpu: &LiveGpu,
+        device: &DeviceName,
+        gpu_instance: u32,
+        which: impl Fn(u32) -> bool,
+    ) -> Result<(), ReleaseError> {
+        let compute = match self.nvml.compute_instances(gpu.handle, gpu_instance) {
+            Err(error) if error.is_gone() => Vec::new(),
+            compute => compute.map_err(gpu.failed("list the compute instances"))?,
+        };
+        for ComputeInstance { id, .. } in compute.into_iter().filter(|compute| which(compute.id)) {
+            let destroy = || self.nvml.destroy_compute_instance(gpu.handle, gpu_instance, id);
+            match self.step(Step::DestroyComputeInstance, destroy) {
+                Ok(()) => {}
+                Err(error) if error.is_gone() => {}
+                Err(Error { code: Code::InUse, .. }) => {
+                    let instance = format!("compute instance {id} of GPU instance {gpu_instance}");
+                    return Err(self.busy(gpu, device, gpu_instance, instance));
+                }
+                Err(error) => return Err(gpu.failed("destroy the compute instance")(error).into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn busy(&self, gpu: &LiveGpu, device: &DeviceName, gpu_instance: u32, instance: String) -> ReleaseError {
+        let users = busy::users(&*self.nvml, gpu.handle, Some(gpu_instance));
+        ReleaseError::Busy { device: device.clone(), instance, users }
+    }
+
+    /// Whether a process runs in a GPU instance.
+    pub(super) fn is_used(&self, gpu: &LiveGpu, gpu_instance: u32) -> Result<bool, GpuError> {
         let processes = self.nvml.processes(gpu.handle).map_err(gpu.failed("list the processes"))?;
         Ok(processes.iter().any(|process| process.gpu_instance == Some(gpu_instance)))
     }
-}
-
-/// Nothing is there to destroy: NOT_FOUND, or NOT_SUPPORTED because MIG went off and took it along.
-fn is_gone(code: Code) -> bool {
-    matches!(code, Code::NotFound | Code::NotSupported)
 }

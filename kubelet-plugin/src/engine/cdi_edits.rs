@@ -23,6 +23,36 @@ const PERSISTENCED_SOCKET: &str = "/run/nvidia-persistenced/socket";
 pub(super) struct DeviceNodes {
     pub(super) device: DeviceName,
     pub(super) nodes: Vec<Node>,
+    /// What of the partition was there before the claim and stays after it.
+    pub(super) kept: Option<Kept>,
+}
+
+/// See [`KEPT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// The GPU instance.
+    GpuInstance,
+    /// The GPU instance and its compute instance.
+    Both,
+}
+
+/// Annotation of a device whose instance is not the claim's to destroy, for the day on which the journal is lost.
+const KEPT: &str = "kerf.dev/kept";
+
+impl Kept {
+    fn word(self) -> &'static str {
+        match self {
+            Kept::GpuInstance => "gpu-instance",
+            Kept::Both => "gpu-and-compute-instance",
+        }
+    }
+
+    /// What the annotations of a device say.
+    pub(super) fn of(device: &Device) -> Option<Kept> {
+        let word = device.annotations.get(KEPT)?;
+        // A word that this build does not know says at least that the instance is to stay.
+        Some(if *word == Kept::GpuInstance.word() { Kept::GpuInstance } else { Kept::Both })
+    }
 }
 
 /// The name of a claim's device in its CDI document.
@@ -35,13 +65,13 @@ pub(super) fn spec(kind: &Kind, claim_uid: &str, devices: &[DeviceNodes], common
     let mut spec = Spec::new(kind.clone());
     spec.devices = devices
         .iter()
-        .map(|DeviceNodes { device, nodes }| Device {
+        .map(|DeviceNodes { device, nodes, kept }| Device {
             name: device_name(claim_uid, &device.to_string()),
             container_edits: ContainerEdits {
                 device_nodes: nodes.iter().map(device_node).collect(),
                 ..ContainerEdits::default()
             },
-            ..Device::default()
+            annotations: kept.iter().map(|kept| (KEPT.to_owned(), kept.word().to_owned())).collect(),
         })
         .collect();
     let libraries = common.libraries.iter().flat_map(|library| mounts(library, LIBRARY_DIR));
@@ -113,6 +143,7 @@ mod tests {
                 node("nvidia-caps/nvidia-cap48", 48, ""),
                 node("nvidia-caps/nvidia-cap49", 49, ""),
             ],
+            kept: None,
         }];
         let common = Common {
             control_nodes: vec![node("nvidiactl", 255, host)],

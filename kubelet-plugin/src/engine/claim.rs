@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use kerf_mig::Placement;
 use kerf_nvml::PciAddress;
 
 use super::DeviceName;
@@ -60,6 +61,10 @@ pub struct PreparedClaim {
     pub name: String,
     /// Whether it is prepared whole; `false` while it is being prepared or released, or where either failed half-way.
     pub complete: bool,
+    /// Whether it was released although something of it is left, see [`super::Released::Condemned`].
+    pub condemned: bool,
+    /// Whether it was last prepared before the node booted: none of its containers can live.
+    pub earlier_boot: bool,
     /// Names of the devices it was allocated.
     pub devices: Vec<String>,
     /// The instances that were carved for it and may be live.
@@ -73,6 +78,8 @@ pub struct PreparedPartition {
     pub device: DeviceName,
     /// The GPU it is on.
     pub gpu: PciAddress,
+    /// The memory slices it covers.
+    pub placement: Placement,
     /// Its GPU instance id.
     pub gpu_instance: u32,
 }

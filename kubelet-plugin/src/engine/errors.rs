@@ -109,6 +109,19 @@ pub enum PrepareError {
         /// The device of that claim.
         held: DeviceName,
     },
+    /// A claim that has ended has left something there.
+    #[error(
+        "{device} is not free yet: {left}, which has ended, is in use by {users}; it is removed as soon as \
+         they have ended: end them, or wait, the kubelet tries again by itself"
+    )]
+    Condemned {
+        /// What is asked for.
+        device: DeviceName,
+        /// The device that could not be removed yet, and its claim: `gpu-... of claim namespace/name (uid)`.
+        left: String,
+        /// The processes that use it.
+        users: String,
+    },
     /// The allocation contradicts itself.
     #[error("the claim is allocated both {one} and {other}, which overlap; recreate the claim")]
     Overlap {
@@ -132,6 +145,24 @@ pub enum PrepareError {
         first: u32,
         /// Its last memory slice.
         last: u32,
+    },
+    /// The GPU is in use outside of this driver, and that by processes.
+    #[error(
+        "{device} is occupied by GPU instance {instance} at memory slices {first}-{last}, which no claim on this node explains \
+         and which is in use by {users}; end them, then remove it with nvidia-smi mig -dci -gi {instance} and -dgi -gi \
+         {instance} on the GPU at {gpu}, or use another device", gpu = device.gpu()
+    )]
+    ForeignInUse {
+        /// What is asked for.
+        device: DeviceName,
+        /// The stranger's GPU instance id.
+        instance: u32,
+        /// Its first memory slice.
+        first: u32,
+        /// Its last memory slice.
+        last: u32,
+        /// The processes that use it.
+        users: String,
     },
     /// Inside the claim's own instance are compute instances of someone else.
     #[error(
@@ -189,6 +220,15 @@ pub enum PrepareError {
         gpu: PciAddress,
         /// The processes that use it.
         users: String,
+    },
+    /// The mode cannot be switched before a reset.
+    #[error(
+        "MIG mode of the GPU at {gpu} does not change before the GPU is reset; reset it with nvidia-smi --gpu-reset -i {gpu} \
+         or reboot the node, which for a GPU passed through to a virtual machine means that machine"
+    )]
+    MigModeNeedsReset {
+        /// Where the GPU is.
+        gpu: PciAddress,
     },
     /// The partition that a claim with admin access looks at is not carved.
     #[error(
@@ -265,4 +305,11 @@ pub enum UnprepareError {
     /// See [`ReleaseError`].
     #[error(transparent)]
     Release(#[from] ReleaseError),
+}
+
+impl ReleaseError {
+    /// Whether it says something about the GPU, which may never change, and not about the disk.
+    pub(super) fn is_of_the_gpu(&self) -> bool {
+        matches!(self, ReleaseError::Busy { .. } | ReleaseError::Gpu(_))
+    }
 }

@@ -22,6 +22,17 @@ pub(super) struct Hold {
     pub(super) extent: Extent,
     /// `namespace/name (uid)`.
     pub(super) claim: String,
+    /// Whether the claim has ended, and this is what could not be removed yet.
+    pub(super) condemned: bool,
+    /// The GPU instance, as far as it is known.
+    pub(super) gpu_instance: Option<u32>,
+}
+
+impl Hold {
+    /// What the claim in hand is about to hold itself.
+    pub(super) fn own(device: DeviceName, extent: Extent) -> Hold {
+        Hold { device, extent, claim: String::new(), condemned: false, gpu_instance: None }
+    }
 }
 
 impl Extent {
@@ -35,25 +46,32 @@ impl Extent {
 }
 
 /// Everything that the records say is held. Results with admin access hold nothing; a record holds what it says in any
-/// phase and from any boot, because the claim is allocated until it is released.
+/// phase and from any epoch, because the claim is allocated until it is released. A condemned claim is allocated no more: it
+/// holds what may still be on a GPU.
 pub(super) fn holds(records: &[Record]) -> Vec<Hold> {
-    records
+    records.iter().flat_map(holds_of).collect()
+}
+
+fn holds_of(record: &Record) -> Vec<Hold> {
+    let (claim, condemned) = (record.describe_claim(), record.condemned);
+    let hold = |device: &DeviceName, extent, gpu_instance| Hold {
+        device: device.clone(),
+        extent,
+        claim: claim.clone(),
+        condemned,
+        gpu_instance,
+    };
+    let whole = record
+        .results
         .iter()
-        .flat_map(|record| {
-            let claim = format!("{}/{} ({})", record.claim.namespace, record.claim.name, record.claim.uid);
-            let whole = record
-                .results
-                .iter()
-                .filter(|result| !result.admin_access && result.device.as_partition().is_none())
-                .map(|result| (&result.device, Extent::Whole));
-            let partitions =
-                record.partitions.iter().map(|partition| (&partition.device, Extent::Slices(partition.placement)));
-            whole
-                .chain(partitions)
-                .map(|(device, extent)| Hold { device: device.clone(), extent, claim: claim.clone() })
-                .collect::<Vec<_>>()
-        })
-        .collect()
+        .filter(|result| !condemned && !result.admin_access && result.device.as_partition().is_none())
+        .map(|result| hold(&result.device, Extent::Whole, None));
+    let partitions = record
+        .partitions
+        .iter()
+        .filter(|partition| !condemned || partition.may_be_on_gpu())
+        .map(|partition| hold(&partition.device, Extent::Slices(partition.placement), partition.gpu_instance));
+    whole.chain(partitions).collect()
 }
 
 /// The hold that stands in the way of a part of a GPU.
@@ -113,6 +131,25 @@ mod tests {
             assert!(!blocked(&records, HERE, slices(4, 4)));
             assert!(!blocked(&records, THERE, slices(0, 8)));
         }
+    }
+
+    #[test]
+    fn a_condemned_claim_holds_what_is_left_of_it() {
+        let condemned = |result: &str, state: &str, placement| {
+            let mut record = record("Releasing", result, false, placement);
+            record.condemned = true;
+            for partition in &mut record.partitions {
+                partition.state = serde_json::from_value(json!(state)).unwrap();
+            }
+            record
+        };
+        for state in ["Carving", "Carved"] {
+            let left = [condemned("gpu-3b-00-0-mig-3g40gb-0", state, Some((0, 4)))];
+            assert!(blocked(&left, HERE, slices(3, 1)) && blocked(&left, HERE, Extent::Whole), "{state}");
+            assert!(holds(&left)[0].condemned);
+        }
+        let gone = [condemned("gpu-3b-00-0-mig-3g40gb-0", "Planned", Some((0, 4))), condemned("gpu-3b-00-0", "", None)];
+        assert_eq!(holds(&gone), []);
     }
 
     #[test]

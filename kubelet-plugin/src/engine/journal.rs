@@ -4,6 +4,7 @@
 //! a crash it is the old one or the new one. The claim's lock makes one writer a file, so leftovers of a crash are
 //! overwritten and the directory does not grow. A file that cannot be used is renamed to `<claim uid>.damaged`.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -14,6 +15,11 @@ use serde_json::Value;
 
 use super::SetAside;
 use super::record::{Record, VERSION};
+
+/// Ends of file names, after the claim's UID.
+const RECORD: &str = ".json";
+const TEMPORARY: &str = ".tmp";
+const DAMAGED: &str = ".damaged";
 
 /// A journal directory.
 #[derive(Debug)]
@@ -69,12 +75,27 @@ impl Journal {
         Ok(self.uids()?.into_iter().filter(|uid| self.read(uid).is_err()).collect())
     }
 
+    /// Whether a claim's file was set aside.
+    pub(super) fn is_damaged(&self, uid: &str) -> bool {
+        self.damaged(uid).exists()
+    }
+
+    /// The claims that have any file here.
+    pub(super) fn all_uids(&self) -> Result<BTreeSet<String>, JournalError> {
+        Ok(self.list(&[RECORD, TEMPORARY, DAMAGED])?.into_iter().collect())
+    }
+
     fn uids(&self) -> Result<Vec<String>, JournalError> {
+        self.list(&[RECORD])
+    }
+
+    fn list(&self, suffixes: &[&str]) -> Result<Vec<String>, JournalError> {
         let failed = || JournalError::new("list the journal directory", &self.dir);
         let mut uids = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(failed())? {
             let name = entry.map_err(failed())?.file_name();
-            uids.extend(name.to_str().and_then(|name| name.strip_suffix(".json")).map(str::to_owned));
+            let uid = name.to_str().and_then(|name| suffixes.iter().find_map(|suffix| name.strip_suffix(suffix)));
+            uids.extend(uid.map(str::to_owned));
         }
         Ok(uids)
     }
@@ -139,15 +160,15 @@ impl Journal {
     }
 
     fn path(&self, uid: &str) -> PathBuf {
-        self.dir.join(format!("{uid}.json"))
+        self.dir.join(format!("{uid}{RECORD}"))
     }
 
     fn temporary(&self, uid: &str) -> PathBuf {
-        self.dir.join(format!("{uid}.tmp"))
+        self.dir.join(format!("{uid}{TEMPORARY}"))
     }
 
     fn damaged(&self, uid: &str) -> PathBuf {
-        self.dir.join(format!("{uid}.damaged"))
+        self.dir.join(format!("{uid}{DAMAGED}"))
     }
 }
 

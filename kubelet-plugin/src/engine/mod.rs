@@ -18,31 +18,37 @@ mod device_name;
 mod driver_files;
 mod epoch;
 mod errors;
+mod foreign;
 mod gpu;
 mod holders;
 mod journal;
 mod locks;
 mod mode;
 mod prepare;
+mod reconcile;
 mod record;
 mod recover;
 mod steps;
+mod stuck;
 mod unprepare;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kerf_api::names;
 use kerf_cdi::{Kind, SpecDir};
 use kerf_nvml::{DriverRoot, Nvml, PciAddress};
 
+pub(crate) use busy::processes;
 pub use claim::{AllocatedDevice, Claim, PreparedClaim, PreparedDevice, PreparedPartition, SetAside};
 pub use device_name::{DeviceName, DeviceNameError, Partition};
 pub use errors::{GpuError, JournalError, LockError, OpenError, PrepareError, ReleaseError, SpecError, UnprepareError};
+pub use foreign::{ForeignPolicy, RemovedForeign};
 pub use steps::{NoWatch, Step, Watch};
+pub use stuck::{Condemned, Released, Retried};
 
 use epoch::Epoch;
 use gpu::KnownGpus;
@@ -65,6 +71,10 @@ pub struct Settings {
     pub cdi: PathBuf,
     /// The kernel's boot id: instances of another boot are gone.
     pub boot_id: String,
+    /// How long a release may make no progress before the claim is condemned, see [`Released::Condemned`].
+    pub patience: Duration,
+    /// What to do about instances that no claim explains.
+    pub foreign: ForeignPolicy,
 }
 
 /// The carve engine of one node. All its methods block; one engine serves any number of threads.
@@ -74,6 +84,8 @@ pub struct Engine {
     driver_root: DriverRoot,
     host_driver_root: PathBuf,
     boot_id: String,
+    patience: Duration,
+    foreign: ForeignPolicy,
     journal: Journal,
     locks: Locks,
     specs: SpecDir,
@@ -94,7 +106,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`].
     pub fn open_watched(nvml: Arc<dyn Nvml>, settings: Settings, watch: Arc<dyn Watch>) -> Result<Engine, OpenError> {
-        let Settings { driver_root, host_driver_root, claims, locks, cdi, boot_id } = settings;
+        let Settings { driver_root, host_driver_root, claims, locks, cdi, boot_id, patience, foreign } = settings;
         let kind = Kind::new(names::CDI_VENDOR, names::CDI_CLASS).expect("constants that are legal CDI names");
         let engine = Engine {
             nvml,
@@ -102,6 +114,8 @@ impl Engine {
             driver_root,
             host_driver_root,
             boot_id,
+            patience,
+            foreign,
             journal: Journal::open(&claims)?,
             locks: Locks::open(&locks)?,
             specs: SpecDir::new(cdi, kind),
@@ -121,12 +135,7 @@ impl Engine {
     /// # Errors
     /// When the journal directory cannot be read.
     pub fn prepared_claims(&self) -> Result<Vec<PreparedClaim>, JournalError> {
-        let epoch = self.epoch();
-        let adapt = |mut record: Record| {
-            record.adapt_to(&epoch);
-            PreparedClaim::from(record)
-        };
-        Ok(self.records()?.into_iter().map(adapt).collect())
+        Ok(self.records()?.into_iter().map(|record| self.describe(record)).collect())
     }
 
     /// The journal files that could not be used and were set aside since this was last asked: for a person to be told.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use kerf_nvml::{Code, Error, MigMode, MigModes};
+use kerf_nvml::{Code, Error, MigMode, MigModes, PciAddress};
 
 use super::gpu::LiveGpu;
 use super::{DeviceName, Engine, GpuError, PrepareError, Step, busy};
@@ -27,12 +27,11 @@ impl Engine {
         match self.mig_modes(&gpu)? {
             None | Some(MigModes { current: MigMode::Disabled, .. }) => Ok(gpu),
             Some(_) => {
-                if let Some(stranger) = self.live_instances(&gpu)?.first() {
-                    return Err(PrepareError::foreign(device, stranger));
-                }
                 if !gpu.switchable {
                     return Err(PrepareError::MigOn { device: device.clone() });
                 }
+                // Whatever lives is foreign: nobody else holds a part of the GPU, and the claim's own parts are gone.
+                self.clear_foreign(&gpu, device, &self.live_instances(&gpu)?)?;
                 self.switch(&gpu, MigMode::Disabled)
             }
         }
@@ -61,18 +60,43 @@ impl Engine {
         let step = if mode == MigMode::Enabled { Step::EnableMig } else { Step::DisableMig };
         let switched = self.step(step, || self.nvml.set_mig_mode(gpu.handle, mode));
         self.gpus.forget(&BTreeSet::from([gpu.address]));
+        if switched.is_err() {
+            self.put_pending_back(gpu.address);
+        }
         match switched {
             Ok(()) => {}
             Err(Error { code: Code::InUse, .. }) => {
                 let users = busy::users(&*self.nvml, gpu.handle, None);
                 return Err(PrepareError::MigModeBusy { gpu: gpu.address, users });
             }
+            Err(Error { code: Code::ResetRequired, .. }) => {
+                return Err(PrepareError::MigModeNeedsReset { gpu: gpu.address });
+            }
             Err(error) => return Err(gpu.failed("switch the MIG mode")(error).into()),
         }
         let gpu = self.find_gpu(gpu.address)?;
         match self.mig_modes(&gpu)? {
             Some(MigModes { current, .. }) if current == mode => Ok(gpu),
-            _ => Err(PrepareError::MigModeStuck { gpu: gpu.address }),
+            _ => {
+                self.put_pending_back(gpu.address);
+                Err(PrepareError::MigModeStuck { gpu: gpu.address })
+            }
+        }
+    }
+
+    /// After a switch that did not come about: makes the mode after the next reset the present one again. Otherwise the GPU
+    /// would be withheld until somebody resets it. What does not work is left to the inventory to report.
+    fn put_pending_back(&self, address: PciAddress) {
+        let Ok(gpu) = self.find_gpu(address) else { return };
+        let Ok(Some(MigModes { current, pending })) = self.mig_modes(&gpu) else { return };
+        if pending == current {
+            return;
+        }
+        let step = if current == MigMode::Enabled { Step::EnableMig } else { Step::DisableMig };
+        let put_back = self.step(step, || self.nvml.set_mig_mode(gpu.handle, current));
+        self.gpus.forget(&BTreeSet::from([address]));
+        if let Err(error) = put_back {
+            tracing::warn!(gpu = %address, %error, "the pending MIG mode stays");
         }
     }
 }

@@ -8,12 +8,12 @@ use kerf_nvml::PciAddress;
 use serde_json::Map;
 
 use super::carve::Carved;
-use super::cdi_edits::{self, DeviceNodes};
+use super::cdi_edits::{self, DeviceNodes, Kept};
 use super::driver_files::{DriverFiles, Node};
 use super::gpu::LiveGpu;
 use super::holders::{self, Extent, Hold};
 use super::record::{AllocationResult, PartitionRecord, Phase, Record};
-use super::{Claim, DeviceName, Engine, Ledger, PrepareError, PreparedDevice, SpecError, Step, is_uid};
+use super::{Claim, DeviceName, Engine, Ledger, PrepareError, PreparedDevice, SpecError, Step, busy, is_uid};
 
 /// What has to be done for one device. A device that several results name is done once.
 #[derive(Clone, Debug)]
@@ -110,6 +110,7 @@ impl Preparation<'_> {
         record.adapt_to(&epoch);
         claim.namespace.clone_into(&mut record.claim.namespace);
         claim.name.clone_into(&mut record.claim.name);
+        record.unstick();
         record.set_results(results);
         for Plan { device, work } in &plans {
             if let Work::Partition(cut) = work
@@ -160,12 +161,12 @@ impl Preparation<'_> {
             };
             if let Some(extent) = extent {
                 if let Some(hold) = holders::in_the_way(holds, device.gpu(), extent) {
-                    return Err(held(device, hold));
+                    return Err(self.held(device, hold));
                 }
                 if let Some(hold) = holders::in_the_way(&own, device.gpu(), extent) {
                     return Err(PrepareError::Overlap { one: device.clone(), other: hold.device.clone() });
                 }
-                own.push(Hold { device: device.clone(), extent, claim: String::new() });
+                own.push(Hold::own(device.clone(), extent));
             }
             plans.push(Plan { device: device.clone(), work });
         }
@@ -183,7 +184,7 @@ impl Preparation<'_> {
         {
             let whole = |hold: &&Hold| hold.device.gpu() == device.gpu() && hold.extent == Extent::Whole;
             if let Some(hold) = holds.iter().find(whole) {
-                return Err(held(device, hold));
+                return Err(self.held(device, hold));
             }
             self.mig_gpus.insert(gpu.address);
             gpu = engine.mig_on(gpu, device)?;
@@ -251,7 +252,9 @@ impl Preparation<'_> {
             }
         };
         let nodes = self.nodes(&gpu, device, carved)?;
-        Ok(DeviceNodes { device: device.clone(), nodes })
+        let own = self.ledger.record.partitions.iter().find(|partition| partition.device == *device);
+        let kept = own.filter(|own| own.kept).map(|own| if own.kept_compute { Kept::Both } else { Kept::GpuInstance });
+        Ok(DeviceNodes { device: device.clone(), nodes, kept })
     }
 
     fn nodes(&self, gpu: &LiveGpu, device: &DeviceName, carved: Option<Carved>) -> Result<Vec<Node>, PrepareError> {
@@ -304,6 +307,18 @@ impl Preparation<'_> {
         }
     }
 
+    fn held(&self, device: &DeviceName, hold: &Hold) -> PrepareError {
+        let (device, holder, held) = (device.clone(), hold.claim.clone(), hold.device.clone());
+        if !hold.condemned {
+            return PrepareError::Held { device, holder, held };
+        }
+        let users = match self.engine.find_gpu(device.gpu()) {
+            Ok(gpu) => busy::users(&*self.engine.nvml, gpu.handle, hold.gpu_instance),
+            Err(error) => error.to_string(),
+        };
+        PrepareError::Condemned { device, left: format!("{held} of claim {holder}"), users }
+    }
+
     fn files(&self) -> DriverFiles<'_> {
         DriverFiles::new(&self.engine.driver_root, &self.engine.host_driver_root)
     }
@@ -337,10 +352,6 @@ impl Preparation<'_> {
             tracing::error!(%error, "the journal stays until the claim is released");
         }
     }
-}
-
-fn held(device: &DeviceName, hold: &Hold) -> PrepareError {
-    PrepareError::Held { device: device.clone(), holder: hold.claim.clone(), held: hold.device.clone() }
 }
 
 /// The claim's results with their device names read.

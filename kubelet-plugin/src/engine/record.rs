@@ -33,6 +33,13 @@ pub(super) struct Record {
     pub(super) driver_load: Option<u64>,
     /// Where the claim stands.
     pub(super) phase: Phase,
+    /// Since when nothing of it could be removed although it should be, in seconds since the boot; see [`stuck`](super::stuck).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) stuck_since: Option<u64>,
+    /// Whether the kubelet was told that it is released although something is left. A build that does not know this sees a
+    /// release that was cut off, which holds the devices all the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) condemned: bool,
     /// What the claim was allocated.
     pub(super) results: Vec<AllocationResult>,
     /// The partitions that are to be, or may be, on a GPU for this claim. Beside those in `results` also some of an
@@ -88,6 +95,12 @@ pub(super) struct PartitionRecord {
     pub(super) profile_id: u32,
     pub(super) placement: Placement,
     pub(super) state: PartitionState,
+    /// Whether the GPU instance was there before the claim, and stays after it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) kept: bool,
+    /// The same of its compute instance.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) kept_compute: bool,
     /// Known once `state` is `Carved`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) gpu_instance: Option<u32>,
@@ -125,6 +138,8 @@ impl Record {
             boot_id: epoch.boot_id,
             driver_load: epoch.driver_load,
             phase: Phase::Preparing,
+            stuck_since: None,
+            condemned: false,
             results: Vec::new(),
             partitions: Vec::new(),
             extra: Map::new(),
@@ -159,15 +174,22 @@ impl Record {
     pub(super) fn adapt_to(&mut self, epoch: &Epoch) {
         if !epoch.may_be(&self.epoch()) {
             self.phase = Phase::Preparing;
+            self.stuck_since = None;
             self.partitions.iter_mut().for_each(PartitionRecord::forget);
         }
         epoch.boot_id.clone_into(&mut self.boot_id);
         self.driver_load = epoch.driver_load.or(self.driver_load);
     }
 
+    /// `namespace/name (uid)`, for messages.
+    pub(super) fn describe_claim(&self) -> String {
+        let ClaimRef { uid, namespace, name, .. } = &self.claim;
+        format!("{namespace}/{name} ({uid})")
+    }
+
     /// Whether an instance of this claim may be on a GPU.
     pub(super) fn may_be_on_gpu(&self) -> bool {
-        self.partitions.iter().any(|partition| partition.state != PartitionState::Planned)
+        self.partitions.iter().any(PartitionRecord::may_be_on_gpu)
     }
 }
 
@@ -179,6 +201,8 @@ impl PartitionRecord {
             profile_id,
             placement,
             state: PartitionState::Planned,
+            kept: false,
+            kept_compute: false,
             gpu_instance: None,
             compute_instance: None,
             uuid: None,
@@ -186,9 +210,16 @@ impl PartitionRecord {
         }
     }
 
+    /// Whether something of it may be on the GPU.
+    pub(super) fn may_be_on_gpu(&self) -> bool {
+        self.state != PartitionState::Planned
+    }
+
     /// Nothing of it is on the GPU any more.
     pub(super) fn forget(&mut self) {
         self.state = PartitionState::Planned;
+        self.kept = false;
+        self.kept_compute = false;
         self.gpu_instance = None;
         self.compute_instance = None;
         self.uuid = None;

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use kerf_cdi::Device;
 use serde_json::Map;
 
+use super::cdi_edits::Kept;
 use super::driver_files::DriverFiles;
 use super::record::{AllocationResult, PartitionRecord, PartitionState, Record};
 use super::{Claim, DeviceName, Engine, JournalError, PreparedClaim, PreparedPartition, capabilities};
@@ -66,21 +67,30 @@ impl Engine {
         if gpu_instance.is_some() {
             record.state = PartitionState::Carved;
             record.gpu_instance = gpu_instance;
+            let kept = Kept::of(device);
+            record.kept = kept.is_some();
+            record.kept_compute = kept == Some(Kept::Both);
         }
         Some(record)
     }
 }
 
-impl From<Record> for PreparedClaim {
-    fn from(record: Record) -> PreparedClaim {
+impl Engine {
+    /// What a record says, in the present epoch.
+    pub(super) fn describe(&self, mut record: Record) -> PreparedClaim {
+        let earlier_boot = record.boot_id != self.boot_id;
+        record.adapt_to(&self.epoch());
         let partition = |partition: &PartitionRecord| {
             Some(PreparedPartition {
                 gpu: partition.device.gpu(),
                 device: partition.device.clone(),
+                placement: partition.placement,
                 gpu_instance: partition.gpu_instance?,
             })
         };
         PreparedClaim {
+            earlier_boot,
+            condemned: record.condemned,
             complete: record.phase == super::record::Phase::Prepared,
             devices: record.results.iter().map(|result| result.device.to_string()).collect(),
             partitions: record.partitions.iter().filter_map(partition).collect(),

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::errors::ReleaseError;
 use super::record::Phase;
+use super::stuck::{self, Condemned, Released};
 use super::{Engine, Ledger, SpecError, Step, UnprepareError, is_uid};
 
 /// How long to wait before a busy instance is tried again: at first, and at most.
@@ -13,23 +14,35 @@ impl Engine {
     /// Removes everything that was made for a claim: CDI file, instances, journal; MIG mode goes off with the last
     /// instance where that needs no reset. Succeeds for a claim of which nothing is known.
     ///
-    /// An instance in use is tried again until the deadline; other claims may use the GPU meanwhile.
+    /// An instance in use is tried again until the deadline; other claims may use the GPU meanwhile. When a release has made
+    /// no progress for [`Settings::patience`](super::Settings::patience), over all calls, the claim is condemned instead.
     ///
     /// # Errors
     /// The claim is still known then, and the next call goes on where this one ended.
-    pub fn unprepare(&self, claim_uid: &str, deadline: Instant) -> Result<(), UnprepareError> {
+    pub fn unprepare(&self, claim_uid: &str, deadline: Instant) -> Result<Released, UnprepareError> {
         if !is_uid(claim_uid) {
-            return Ok(());
+            return Ok(Released::Gone);
         }
-        let holder = |claim: &str| format!("the release of claim {claim}");
-        let _claim = self.lock_claim(claim_uid, &holder(claim_uid), deadline)?;
-        let Some(mut ledger) = Ledger::load(self, claim_uid) else {
+        let _claim = self.lock_claim(claim_uid, &format!("the release of claim {claim_uid}"), deadline)?;
+        self.release_claim(claim_uid, deadline)
+    }
+
+    /// Releases a claim whose lock is held.
+    pub(super) fn release_claim(&self, uid: &str, deadline: Instant) -> Result<Released, UnprepareError> {
+        match Ledger::load(self, uid) {
+            Some(ledger) => self.release_known(ledger, deadline),
             // Nothing but leftovers of a file that was cut off or set aside.
-            self.specs.remove(claim_uid).map_err(SpecError)?;
-            return Ok(self.journal.remove(claim_uid)?);
-        };
-        let claim = &ledger.record.claim;
-        let holder = holder(&format!("{}/{} ({claim_uid})", claim.namespace, claim.name));
+            None => {
+                self.specs.remove(uid).map_err(SpecError)?;
+                self.journal.remove(uid)?;
+                Ok(Released::Gone)
+            }
+        }
+    }
+
+    /// Releases a claim whose lock is held and whose record is at hand.
+    pub(super) fn release_known(&self, mut ledger: Ledger<'_>, deadline: Instant) -> Result<Released, UnprepareError> {
+        let holder = format!("the release of claim {}", ledger.record.describe_claim());
         let (mut pause, longest) = BACKOFF;
         let mut busy = None;
         loop {
@@ -42,13 +55,18 @@ impl Engine {
             drop(gpus);
             let left = deadline.saturating_duration_since(Instant::now());
             match released {
+                Ok(()) => return Ok(Released::Gone),
+                Err(UnprepareError::Release(error)) if ledger.record.condemned && error.is_of_the_gpu() => {
+                    let (claim, why) = (self.describe(ledger.record), error.to_string());
+                    return Ok(Released::Condemned(Condemned { claim, why }));
+                }
                 Err(error @ UnprepareError::Release(ReleaseError::Busy { .. })) if left > pause => {
                     tracing::info!(%error, "waiting");
                     busy = Some(error);
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(longest);
                 }
-                released => return released,
+                Err(error) => return Err(error),
             }
         }
     }
@@ -60,17 +78,21 @@ impl Engine {
         let uid = ledger.record.claim.uid.clone();
         // First, so that no new container gets what is about to go.
         self.step(Step::RemoveSpec, || self.specs.remove(&uid)).map_err(SpecError)?;
-        let mut failed = None;
+        let (mut failed, mut progress) = (None, false);
         for index in (0..ledger.record.partitions.len()).rev() {
             // What can go goes, also when another instance is in use.
-            if let Err(error) = self.release_partition(ledger, index) {
-                failed.get_or_insert(error);
+            let was_there = ledger.record.partitions[index].may_be_on_gpu();
+            match self.release_partition(ledger, index) {
+                Ok(()) => progress |= was_there,
+                Err(error) => _ = failed.get_or_insert(error),
             }
         }
         self.settle_modes(ledger.record.partitions.iter().map(|partition| partition.device.gpu()).collect());
-        match failed {
-            Some(error) => Err(error.into()),
-            None => Ok(ledger.remove()?),
+        let Some(error) = failed else { return Ok(ledger.remove()?) };
+        if error.is_of_the_gpu() {
+            ledger.record.note_stuck(stuck::seconds_since_boot(), progress, self.patience);
+            ledger.save()?;
         }
+        Err(error.into())
     }
 }

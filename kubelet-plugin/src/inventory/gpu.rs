@@ -1,13 +1,16 @@
 //! Reading one GPU.
 
-use kerf_api::{ComputeInstanceStatus, Gpu, GpuInstanceStatus, MigMode, MigPlacement, MigProfile, MigStatus, Withheld};
-use kerf_mig::Profile;
+use kerf_api::{
+    Blocked, ComputeInstanceStatus, Gpu, GpuInstanceStatus, MigMode, MigPlacement, MigProfile, MigStatus, Withheld,
+};
+use kerf_mig::{Placement, Profile};
 use kerf_nvml::{Error, GpuFacts, GpuInstance, MigModes, Nvml, PciAddress};
 
 use super::attributes::{self, Attributes};
+use super::blocked::{self, Carved};
 use super::offer::{self, Mig};
 use super::{Holding, Host, UNREADABLE};
-use crate::engine::{DeviceName, PreparedClaim};
+use crate::engine::{DeviceName, ForeignPolicy, PreparedClaim};
 
 const MIB: u64 = 1024 * 1024;
 
@@ -39,9 +42,11 @@ pub(super) fn read(
                 modes: reading.modes,
                 switchable: facts.mig_mode_switchable,
                 profiles: reading.profiles.as_ref().map(Vec::len),
-                instances: &reading.instances,
             });
             (entry.offer, entry.withheld) = offer::decide(address, mig.as_ref());
+            if let Some(reading) = &reading {
+                entry.blocked = blocked(nvml, gpu, address, reading, claims, host.foreign);
+            }
             entry.mig = reading.map(|reading| status(reading, facts.mig_mode_switchable));
         }
         Err(error) => entry.withheld = Some(withheld(&error)),
@@ -100,6 +105,28 @@ fn read_mig(
     Ok(Some(Reading { modes, profiles, instances }))
 }
 
+fn blocked(
+    nvml: &dyn Nvml,
+    gpu: kerf_nvml::Gpu,
+    address: PciAddress,
+    reading: &Reading,
+    claims: &[PreparedClaim],
+    policy: ForeignPolicy,
+) -> Vec<Blocked> {
+    let instances = &reading.instances[..];
+    if !blocked::is_possible(address, instances, claims) {
+        return Vec::new();
+    }
+    let profiles = reading.profiles.as_deref().unwrap_or_default();
+    let name = |instance: &GpuInstanceStatus| {
+        let profile = profiles.iter().find(|profile| profile.id == instance.profile_id)?;
+        let placement = Placement { start: instance.placement.start, size: instance.placement.size };
+        Some(DeviceName::partition(address, profile, placement).to_string())
+    };
+    let carved = Carved { address, instances, processes: nvml.processes(gpu), name: &name };
+    blocked::find(&carved, claims, policy)
+}
+
 fn read_instances(
     nvml: &dyn Nvml,
     gpu: kerf_nvml::Gpu,
@@ -136,7 +163,8 @@ fn explanation<'a>(
     claims: &'a [PreparedClaim],
 ) -> Option<&'a PreparedClaim> {
     let carved = claims.iter().find(|claim| {
-        claim.partitions.iter().any(|partition| (partition.gpu, partition.gpu_instance) == (address, instance.id))
+        let is_it = |id, placement| (id, placement) == (instance.id, instance.placement);
+        claim.partitions.iter().any(|one| one.gpu == address && is_it(one.gpu_instance, one.placement))
     });
     carved.or_else(|| {
         let profile = profiles.iter().find(|profile| profile.id == instance.profile_id)?;

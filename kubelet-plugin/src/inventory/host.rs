@@ -5,6 +5,8 @@ use std::path::{Component, Path};
 
 use kerf_nvml::{DriverRoot, PciAddress};
 
+use crate::engine::ForeignPolicy;
+
 /// PCI vendor (pci-ids).
 const NVIDIA: &str = "0x10de";
 
@@ -18,6 +20,8 @@ pub struct Host {
     pub driver_name: String,
     /// The kernel's boot id.
     pub boot_id: String,
+    /// What is done about instances that no claim explains.
+    pub foreign: ForeignPolicy,
     /// Where the driver is; `None` while none is found.
     pub driver_root: Option<DriverRoot>,
 }
@@ -121,7 +125,7 @@ mod tests {
 
         fn host(&self) -> Host {
             let driver_root = Some(DriverRoot::at(self.0.path()));
-            Host { driver_name: String::new(), boot_id: String::new(), driver_root }
+            Host { driver_name: String::new(), boot_id: String::new(), foreign: ForeignPolicy::Keep, driver_root }
         }
     }
 

@@ -4,6 +4,7 @@
 //! What may be offered of a GPU is decided by pure rules over what was read. [`watch()`] repeats the reading.
 
 mod attributes;
+mod blocked;
 mod gpu;
 mod host;
 mod offer;
@@ -25,8 +26,6 @@ use crate::engine::{DeviceName, PreparedClaim};
 pub const UNREADABLE: &str = "Unreadable";
 /// Reason of a GPU whose MIG mode changes at the next reset.
 pub const MIG_MODE_PENDING: &str = "MigModePending";
-/// Reason of a GPU with an instance that no claim explains.
-pub const FOREIGN_INSTANCE: &str = "ForeignInstance";
 /// Reason of a GPU whose MIG profiles NVML does not tell.
 pub const PROFILES_UNREADABLE: &str = "ProfilesUnreadable";
 
@@ -60,7 +59,7 @@ pub fn read(nvml: &dyn Nvml, host: &Host, holding: &Holding<'_>) -> Inventory {
         Ok(claims) => claims,
         Err(error) => return nothing(host, format!("nothing is offered: {error}")),
     };
-    let names = claims.iter().flat_map(|claim| &claim.devices);
+    let names = claims.iter().filter(|claim| !claim.condemned).flat_map(|claim| &claim.devices);
     let held = names
         .filter_map(|name| name.parse::<DeviceName>().ok())
         .map(|device| HeldDevice { name: device.to_string(), gpu: DeviceName::whole(device.gpu()).to_string() })

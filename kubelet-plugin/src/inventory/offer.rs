@@ -1,9 +1,9 @@
 //! What may be offered of a GPU. Pure.
 
-use kerf_api::{GpuInstanceStatus, GpuOffer, Withheld};
+use kerf_api::{GpuOffer, Withheld};
 use kerf_nvml::{Error, MigMode, MigModes, PciAddress};
 
-use super::{FOREIGN_INSTANCE, MIG_MODE_PENDING, PROFILES_UNREADABLE};
+use super::{MIG_MODE_PENDING, PROFILES_UNREADABLE};
 
 /// MIG of a GPU, as far as the offer depends on it.
 #[derive(Clone, Debug)]
@@ -13,7 +13,6 @@ pub(super) struct Mig<'a> {
     pub(super) switchable: bool,
     /// How many profiles NVML tells, or why it does not.
     pub(super) profiles: Result<usize, &'a Error>,
-    pub(super) instances: &'a [GpuInstanceStatus],
 }
 
 /// What may be offered of the GPU at `address`, and why not more. `None`: it has no MIG.
@@ -28,15 +27,6 @@ pub(super) fn decide(address: PciAddress, mig: Option<&Mig<'_>>) -> (GpuOffer, O
              included, and run nvidia-smi --gpu-reset -i {address}, or reboot the node"
         );
         return (GpuOffer::Nothing, withheld(MIG_MODE_PENDING, message));
-    }
-    if let Some(foreign) = mig.instances.iter().find(|instance| instance.claim_uid.is_none()) {
-        let GpuInstanceStatus { id, placement, .. } = foreign;
-        let message = format!(
-            "GPU instance {id} (placement {}:{}) belongs to no claim: if nothing uses it, remove it with nvidia-smi mig \
-             -i {address} -gi {id} -dci; nvidia-smi mig -i {address} -gi {id} -dgi",
-            placement.start, placement.size
-        );
-        return (GpuOffer::Nothing, withheld(FOREIGN_INSTANCE, message));
     }
     let partitions_unknown = match mig.profiles {
         Ok(1..) => None,

@@ -1,6 +1,6 @@
 //! One node after another, as NVML would tell of it.
 
-use kerf_api::{Attribute, Gpu, GpuOffer, MigMode as ApiMigMode};
+use kerf_api::{Attribute, Gpu, GpuOffer, MigMode as ApiMigMode, MigPlacement};
 use kerf_mig::{Engines, Placement, Profile};
 use kerf_nvml::{
     Code, ComputeInstance, CudaVersion, DriverRoot, Error, GpuFacts, GpuInstance, MigMode, MigModes, Nvml, PciAddress,
@@ -8,7 +8,7 @@ use kerf_nvml::{
 };
 
 use super::*;
-use crate::engine::PreparedPartition;
+use crate::engine::{ForeignPolicy, PreparedPartition};
 
 /// An NVML that says what it is given.
 struct Fake {
@@ -24,6 +24,7 @@ struct FakeGpu {
     modes: Result<Option<MigModes>, Error>,
     profiles: Result<Vec<Profile>, Error>,
     instances: Result<Vec<GpuInstance>, Error>,
+    processes: Result<Vec<Process>, Error>,
 }
 
 const LOST: Error = Error { call: "nvmlDeviceGetX", code: Code::GpuIsLost };
@@ -100,8 +101,8 @@ impl Nvml for Fake {
         unreachable!("the inventory changes nothing")
     }
 
-    fn processes(&self, _: kerf_nvml::Gpu) -> Result<Vec<Process>, Error> {
-        unreachable!("the inventory does not ask who uses a GPU")
+    fn processes(&self, gpu: kerf_nvml::Gpu) -> Result<Vec<Process>, Error> {
+        self.at(gpu).processes.clone()
     }
 }
 
@@ -123,6 +124,7 @@ fn gpu(bus: u8, architecture: &str) -> FakeGpu {
         modes: Ok(None),
         profiles: Ok(Vec::new()),
         instances: Ok(Vec::new()),
+        processes: Err(Error { call: "the inventory asks only where it has to", code: Code::Unknown }),
     }
 }
 
@@ -150,13 +152,20 @@ fn claim(uid: &str, devices: &[&str], partitions: Vec<PreparedPartition>) -> Pre
         namespace: "default".into(),
         name: uid.into(),
         complete: true,
+        condemned: false,
+        earlier_boot: false,
         devices: devices.iter().map(|device| (*device).to_owned()).collect(),
         partitions,
     }
 }
 
 fn host() -> Host {
-    Host { driver_name: "gpu.nvidia.com".into(), boot_id: "boot".into(), driver_root: None }
+    Host {
+        driver_name: "gpu.nvidia.com".into(),
+        boot_id: "boot".into(),
+        foreign: ForeignPolicy::Keep,
+        driver_root: None,
+    }
 }
 
 fn read_node(gpus: Vec<FakeGpu>, claims: Vec<PreparedClaim>) -> Inventory {
@@ -304,15 +313,19 @@ fn nothing_to_offer_is_said() {
 }
 
 #[test]
-fn instances_are_explained_by_claims_or_withhold_the_gpu() {
+fn instances_are_explained_by_claims_or_block_their_place() {
     let carved = |instances: Vec<GpuInstance>| FakeGpu {
         instances: Ok(instances),
         ..mig_gpu(0x3b, "Hopper", MigMode::Enabled, MigMode::Enabled)
     };
     let device = "gpu-3b-00-0-mig-1g10gb-4";
     let by_name = claim("by-name", &[device], Vec::new());
-    let partition =
-        PreparedPartition { device: device.parse().unwrap(), gpu: "0000:3b:00.0".parse().unwrap(), gpu_instance: 9 };
+    let partition = PreparedPartition {
+        device: device.parse().unwrap(),
+        gpu: "0000:3b:00.0".parse().unwrap(),
+        placement: Placement { start: 4, size: 1 },
+        gpu_instance: 9,
+    };
     let by_id = claim("by-id", &[device], vec![partition]);
 
     let ours = read_node(vec![carved(vec![instance(9, 4)])], vec![by_name.clone()]);
@@ -327,14 +340,85 @@ fn instances_are_explained_by_claims_or_withhold_the_gpu() {
     let live = &both.status.gpus[0].mig.as_ref().unwrap().instances[0];
     assert_eq!(live.claim_uid.as_deref(), Some("by-id"), "the claim it was carved for, not one that looks at it");
 
-    let foreign = read_node(vec![carved(vec![instance(9, 4), instance(3, 5)])], vec![by_name]);
+    assert_eq!(gpu.blocked, [], "nothing is in the way");
+
+    let both = FakeGpu { processes: Ok(Vec::new()), ..carved(vec![instance(9, 4), instance(3, 5)]) };
+    let foreign = read_node(vec![both], vec![by_name]);
     let gpu = &foreign.status.gpus[0];
-    assert_eq!((gpu.offer, reason(gpu)), (GpuOffer::Nothing, Some(FOREIGN_INSTANCE)));
+    assert_eq!((gpu.offer, reason(gpu)), (GpuOffer::WholeOrPartitions, None), "the rest is offered");
+    let [blocked] = &gpu.blocked[..] else { panic!("{gpu:?}") };
+    assert_eq!(blocked.placement, Some(MigPlacement { start: 5, size: 1 }));
+    assert_eq!(blocked.reason, "ForeignInstance");
     for part in ["GPU instance 3 ", "5:1", "nvidia-smi mig -i 0000:3b:00.0 -gi 3 -dci", "-gi 3 -dgi"] {
-        assert!(message(gpu).contains(part), "{}", message(gpu));
+        assert!(blocked.message.contains(part), "{}", blocked.message);
     }
     assert_eq!(gpu.mig.as_ref().unwrap().instances.len(), 2, "it is reported all the same");
     assert!(!foreign.suspect);
+}
+
+/// Under each policy, idle, in use, and where nobody knows.
+#[test]
+fn what_a_foreign_instance_blocks_depends_on_the_policy() {
+    let used = Process { pid: std::process::id(), gpu_instance: Some(3) };
+    let elsewhere = Process { pid: 1, gpu_instance: Some(4) };
+    let exact = Some("gpu-3b-00-0-mig-1g10gb-5");
+    for (policy, processes, blocked) in [
+        (ForeignPolicy::Keep, Ok(vec![elsewhere]), Some((exact, "it can be claimed as gpu-3b-00-0-mig-1g10gb-5"))),
+        (ForeignPolicy::Keep, Ok(vec![used]), Some((None, "it is in use by process "))),
+        (ForeignPolicy::Keep, Err(LOST), Some((None, "it is in use by unknown processes"))),
+        (ForeignPolicy::Adopt, Ok(vec![elsewhere]), None),
+        (ForeignPolicy::Adopt, Ok(vec![used]), Some((None, "it is in use by process "))),
+        (ForeignPolicy::Delete, Ok(vec![elsewhere]), None),
+        (ForeignPolicy::Delete, Ok(vec![used]), Some((None, "it is in use by process "))),
+    ] {
+        let gpu = FakeGpu {
+            instances: Ok(vec![instance(3, 5)]),
+            processes: processes.clone(),
+            ..mig_gpu(0x3b, "Hopper", MigMode::Enabled, MigMode::Enabled)
+        };
+        let host = Host { foreign: policy, ..host() };
+        let inventory = read(&Fake { system: Ok(()), gpus: vec![gpu] }, &host, &|| Ok(Vec::new()));
+        let found = inventory.status.gpus[0].blocked.first();
+        let found_usable = found.map(|blocked| blocked.usable.as_deref());
+        assert_eq!(found_usable, blocked.map(|(usable, _)| usable), "{policy:?} {processes:?}");
+        if let (Some(found), Some((_, message))) = (found, blocked) {
+            assert!(found.message.contains(message), "{policy:?} {processes:?}: {}", found.message);
+        }
+    }
+}
+
+#[test]
+fn what_a_condemned_claim_has_left_is_blocked() {
+    let left = PreparedPartition {
+        device: "gpu-3b-00-0-mig-1g10gb-5".parse().unwrap(),
+        gpu: "0000:3b:00.0".parse().unwrap(),
+        placement: Placement { start: 5, size: 1 },
+        gpu_instance: 3,
+    };
+    let ended = claim("ended", &["gpu-3b-00-0-mig-1g10gb-5", "gpu-5e-00-0"], vec![left]);
+    let ended = PreparedClaim { condemned: true, ..ended };
+    for (instances, blocked) in [(vec![instance(3, 5)], 1), (Vec::new(), 0)] {
+        let gpu = FakeGpu {
+            instances: Ok(instances),
+            processes: Ok(vec![Process { pid: std::process::id(), gpu_instance: Some(3) }]),
+            ..mig_gpu(0x3b, "Hopper", MigMode::Enabled, MigMode::Enabled)
+        };
+        let inventory = read_node(vec![gpu], vec![ended.clone()]);
+        let gpu = &inventory.status.gpus[0];
+        assert_eq!((gpu.offer, reason(gpu)), (GpuOffer::WholeOrPartitions, None));
+        assert_eq!(gpu.blocked.len(), blocked);
+        for found in &gpu.blocked {
+            assert_eq!((found.reason.as_str(), &found.usable), ("Condemned", &None));
+            assert_eq!(found.placement, Some(MigPlacement { start: 5, size: 1 }));
+            let users = format!("in use by process {} (", std::process::id());
+            assert!(
+                found.message.contains("claim default/ended") && found.message.contains(&users),
+                "{}",
+                found.message
+            );
+        }
+        assert_eq!(inventory.held, [], "no pod has it any more");
+    }
 }
 
 /// The journal was read before the claim came, the instance after.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kerf_api::{Blocked, Gpu};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -107,6 +108,24 @@ fn announce(before: Option<&Inventory>, now: &Inventory, events: &Events) {
             }
             _ => {}
         }
+        announce_blocked(known, gpu, events);
+    }
+}
+
+/// The same of what stands in the way of some of a GPU's devices. One that only has other users is no news.
+fn announce_blocked(before: Option<&Gpu>, now: &Gpu, events: &Events) {
+    let before = before.map_or(&[][..], |before| &before.blocked);
+    let is_in = |one: &Blocked, all: &[Blocked]| {
+        all.iter().any(|other| (&other.reason, other.placement) == (&one.reason, one.placement))
+    };
+    for new in now.blocked.iter().filter(|blocked| !is_in(blocked, before)) {
+        let Blocked { reason, message, usable, .. } = new;
+        tracing::warn!(gpu = now.name, reason, why = message, usable, "devices are blocked");
+        events.node(reason, &format!("{}: {message}", now.name));
+    }
+    for old in before.iter().filter(|blocked| !is_in(blocked, &now.blocked)) {
+        let Blocked { reason, message, .. } = old;
+        tracing::info!(gpu = now.name, reason, was = message, "devices are free again");
     }
 }
 

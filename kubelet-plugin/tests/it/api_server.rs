@@ -10,6 +10,9 @@ use kube::client::Body;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
+/// All claims of the cluster.
+const CLAIMS: &str = "/apis/resource.k8s.io/v1/resourceclaims";
+
 /// The server. Clones are the same.
 #[derive(Clone, Default)]
 pub(crate) struct ApiServer(Arc<Mutex<State>>);
@@ -20,6 +23,7 @@ struct State {
     version: u64,
     writes: Vec<String>,
     failing: bool,
+    unserved: bool,
 }
 
 impl ApiServer {
@@ -91,6 +95,11 @@ impl ApiServer {
         self.0.lock().unwrap().failing = failing;
     }
 
+    /// Whether no API is served from now on, as by an API server that has just started: a 404 that says nothing.
+    pub(crate) fn set_unserved(&self, unserved: bool) {
+        self.0.lock().unwrap().unserved = unserved;
+    }
+
     fn serve(&self, request: &http::request::Parts, body: &[u8]) -> (u16, Vec<u8>) {
         let content_type = request.headers.get("content-type").map_or("", |value| value.to_str().unwrap());
         let body = serde_json::from_slice(body).unwrap_or(Value::Null);
@@ -103,6 +112,18 @@ impl ApiServer {
         if state.failing {
             // Not one that the client tries again by itself.
             return failure(500, "InternalError");
+        }
+        if state.unserved {
+            return (404, json!("404 page not found"));
+        }
+        if *method == Method::GET && path == CLAIMS {
+            let is_claim = |path: &&String| path.contains("/resourceclaims/");
+            let claims: Vec<_> =
+                state.objects.keys().filter(is_claim).map(|path| state.objects[path].clone()).collect();
+            let kind = json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}});
+            let mut list = kind;
+            list["items"] = Value::Array(claims);
+            return (200, list);
         }
         if *method != Method::GET {
             state.writes.push(format!("{method} {path}"));

@@ -1,25 +1,27 @@
 //! The driver over a simulated node: what is read of it while things happen to it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use kerf_api::GpuOffer;
+use kerf_api::{GpuOffer, MigPlacement, names};
+use kerf_kubelet_plugin::dra::Carver as _;
 use kerf_kubelet_plugin::driver::{Driver, DriverFiles};
-use kerf_kubelet_plugin::events;
-use kerf_kubelet_plugin::inventory::{FOREIGN_INSTANCE, Inventory, MIG_MODE_PENDING, UNREADABLE};
+use kerf_kubelet_plugin::inventory::{Inventory, MIG_MODE_PENDING, UNREADABLE};
 use kerf_kubelet_plugin::paths::Paths;
-use kerf_mig::Placement;
+use kerf_kubelet_plugin::{ForeignPolicy, events};
 use kerf_nvml::MigMode;
 use tempfile::TempDir;
 use tokio::sync::Notify;
 
-use crate::engine_node::{GPU, Node, SECOND};
+use crate::engine_node::{GPU, Node, SECOND, claim};
 
 fn driver(node: &Node) -> (Driver, TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let paths = Paths::new(directory.path(), &directory.path().join("cdi"), "gpu.nvidia.com");
     let files = DriverFiles { driver_root: Some(node.root()), host_driver_root: None };
     let (events, _writer) = events::channel("node-1");
-    (Driver::new(files, "gpu.nvidia.com", &paths, events, Arc::new(Notify::new())), directory)
+    let changed = Arc::new(Notify::new());
+    (Driver::new(files, "gpu.nvidia.com", &paths, ForeignPolicy::Keep, events, changed), directory)
 }
 
 /// Name, offer and reason of every GPU.
@@ -53,22 +55,30 @@ fn a_gpu_breaks_and_comes_back_and_its_neighbour_is_offered_all_the_time() {
 }
 
 #[test]
-fn a_strangers_instance_withholds_its_gpu_until_it_is_gone() {
+fn a_strangers_instance_blocks_its_place_until_it_is_gone() {
     let node = Node::start("[{product: h100-80gb}]");
     let (driver, _directory) = driver(&node);
-    let gpu = node.gpu(GPU);
-    node.nvml.set_mig_mode(gpu, MigMode::Enabled).unwrap();
-    let stranger = node.nvml.create_gpu_instance(gpu, 19, Placement { start: 2, size: 1 }).unwrap();
+    let stranger = node.make_foreign("gpu-3b-00-0-mig-1g10gb-2", 1);
 
     let inventory = driver.read_inventory();
-    assert_eq!(offers(&inventory), [(GPU, GpuOffer::Nothing, Some(FOREIGN_INSTANCE))]);
+    assert_eq!(offers(&inventory), [(GPU, GpuOffer::WholeOrPartitions, None)]);
     let found = &inventory.status.gpus[0];
-    let message = &found.withheld.as_ref().unwrap().message;
-    assert!(message.contains(&format!("GPU instance {} (placement 2:1)", stranger.id)), "{message}");
+    let [blocked] = &found.blocked[..] else { panic!("{found:?}") };
+    let (placement, usable) = (MigPlacement { start: 2, size: 1 }, "gpu-3b-00-0-mig-1g10gb-2");
+    assert_eq!((blocked.reason.as_str(), blocked.placement), (names::FOREIGN_INSTANCE, Some(placement)));
+    assert_eq!(blocked.usable.as_deref(), Some(usable));
+    assert!(blocked.message.contains(&format!("GPU instance {} (placement 2:1)", stranger.id)), "{}", blocked.message);
     assert_eq!(found.mig.as_ref().unwrap().instances[0].claim_uid, None);
 
-    node.nvml.destroy_gpu_instance(gpu, stranger.id).unwrap();
-    assert_eq!(offers(&driver.read_inventory()), [(GPU, GpuOffer::WholeOrPartitions, None)]);
+    // Claimed as it is, it is in nobody's way.
+    let late = Instant::now() + Duration::from_secs(60);
+    driver.prepare(&claim("a", &[usable]), late).unwrap();
+    assert_eq!(driver.read_inventory().status.gpus[0].blocked, []);
+    driver.unprepare("a", late).unwrap();
+    assert_eq!(driver.read_inventory().status.gpus[0].blocked.len(), 1);
+
+    node.remove_foreign();
+    assert_eq!(driver.read_inventory().status.gpus[0].blocked, []);
 }
 
 #[test]

@@ -1,14 +1,22 @@
 //! A crash before and after every step: whatever is left, the next call mends it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
 
-use kerf_kubelet_plugin::engine::{Claim, Step};
+use kerf_kubelet_plugin::engine::{Claim, Engine, ForeignPolicy, Released, Settings, Step};
 use kerf_nvml::Process;
 
-use crate::engine_node::{Crash, GPU, Node, claim, late};
+use crate::engine_node::{CRASH, Crash, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, claim, late, prepare, unprepare};
 
-const MIG_1G: &str = "gpu-3b-00-0-mig-1g10gb-4";
-const MIG_3G: &str = "gpu-3b-00-0-mig-3g40gb-0";
+/// Whether a call dies. A call that fails in another way fails the test.
+fn dies(call: impl FnOnce()) -> bool {
+    // The engine is dropped as a process ends: its locks go, and nothing is undone.
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(()) => false,
+        Err(why) if why.downcast_ref() == Some(&CRASH) => true,
+        Err(why) => resume_unwind(why),
+    }
+}
 
 /// What the plugin is asked for when it dies.
 #[derive(Clone, Copy, Debug)]
@@ -20,13 +28,14 @@ enum Call {
 impl Call {
     /// Makes the call with an engine that dies at a moment. Returns whether it died.
     fn dies_at(self, node: &Node, claim: &Claim, moment: usize) -> bool {
-        let engine = node.watched_engine(Crash::at(moment));
-        // The engine is dropped as a process ends: its locks go, and nothing is undone.
-        let call = AssertUnwindSafe(|| match self {
-            Call::Prepare => engine.prepare(claim, late()).map(drop).unwrap(),
-            Call::Unprepare => engine.unprepare(&claim.uid, late()).unwrap(),
-        });
-        catch_unwind(call).is_err()
+        self.dies(&node.watched_engine(Crash::at(moment)), claim)
+    }
+
+    fn dies(self, engine: &Engine, claim: &Claim) -> bool {
+        dies(|| match self {
+            Call::Prepare => _ = engine.prepare(claim, late()).unwrap(),
+            Call::Unprepare => _ = engine.unprepare(&claim.uid, late()).unwrap(),
+        })
     }
 }
 
@@ -124,4 +133,141 @@ fn an_instance_in_use_is_not_what_a_crash_left() {
     engine.unprepare("a", late()).unwrap();
     assert_eq!(node.nvml.gpu_instances(gpu).unwrap(), [instance]);
     assert_eq!((node.journal_files(), node.cdi_files()), (vec![], vec![]));
+}
+
+/// Both ways out of each crash: the kubelet asks again, or the claim is wanted again. A condemned claim has no other way on
+/// than the background.
+#[test]
+fn a_crash_while_condemning_is_mended() {
+    let node = Node::start(H100);
+    let claim = claim("a", &[MIG_3G, MIG_1G]);
+    let whole = prepare(&node.engine(), &claim).unwrap();
+    let live = node.live(GPU);
+    unprepare(&node.engine(), &claim);
+    for wanted_again in [true, false] {
+        for in_background in [true, false] {
+            let mut moment = 0;
+            loop {
+                let context = format!("wanted again {wanted_again}, in background {in_background}, moment {moment}");
+                prepare(&node.engine(), &claim).unwrap();
+                let settings = || Settings { patience: Duration::ZERO, ..node.settings() };
+                let crash = Crash::at(moment);
+                let died = if in_background {
+                    let (engine, faulty) = node.faulty_engine_with(settings());
+                    faulty.occupy();
+                    assert!(matches!(engine.unprepare("a", late()), Ok(Released::Condemned(_))), "{context}");
+                    let (engine, _) = node.faulty_engine_watched(settings(), crash);
+                    dies(|| assert_eq!(engine.retry_condemned().unwrap().removed.len(), 1))
+                } else {
+                    let (engine, faulty) = node.faulty_engine_watched(settings(), crash);
+                    faulty.occupy();
+                    dies(|| assert!(matches!(engine.unprepare("a", late()), Ok(Released::Condemned(_)))))
+                };
+                if wanted_again {
+                    assert_eq!(prepare(&node.engine(), &claim).unwrap(), whole, "{context}");
+                    assert_eq!(node.live(GPU), live, "{context}");
+                    assert!(!node.engine().prepared_claims().unwrap()[0].condemned, "{context}");
+                }
+                if in_background {
+                    node.engine().retry_condemned().unwrap();
+                }
+                if !in_background || wanted_again {
+                    unprepare(&node.engine(), &claim);
+                }
+                node.assert_clean(GPU, &context);
+                if !died {
+                    break;
+                }
+                moment += 1;
+            }
+            assert!(moment >= 6, "it has more steps than {moment} moments");
+        }
+    }
+}
+
+/// A reconcile that is cut off is taken up by the next one, whatever was lost before.
+#[test]
+fn a_crash_while_a_lost_claim_is_released_is_mended() {
+    let node = Node::start(H100);
+    for journal_is_lost in [true, false] {
+        let mut moment = 0;
+        loop {
+            let context = format!("journal lost {journal_is_lost}, moment {moment}");
+            prepare(&node.engine(), &claim("a", &[MIG_3G, MIG_1G])).unwrap();
+            if journal_is_lost {
+                std::fs::remove_file(node.settings().claims.join("a.json")).unwrap();
+            }
+            let engine = node.watched_engine(Crash::at(moment));
+            let died = dies(|| assert_eq!(engine.release_left_behind("a", &|| true).unwrap(), Some(Released::Gone)));
+            let engine = node.engine();
+            for known in engine.known_claims().unwrap() {
+                assert_eq!(
+                    engine.release_left_behind(&known.uid, &|| true).unwrap(),
+                    Some(Released::Gone),
+                    "{context}"
+                );
+            }
+            node.assert_clean(GPU, &context);
+            if !died {
+                break;
+            }
+            moment += 1;
+        }
+        assert!(moment >= 6, "it has more steps than {moment} moments");
+    }
+}
+
+/// Foreign instances: one that is used and left as it was, one that is taken, and one that is cleared away.
+#[test]
+fn a_crash_around_foreign_instances_is_mended() {
+    let node = Node::start(H100);
+    for (foreign, device, policy) in [
+        (MIG_2G, MIG_2G, ForeignPolicy::Keep),
+        (MIG_2G, MIG_2G, ForeignPolicy::Adopt),
+        (MIG_2G, MIG_1G, ForeignPolicy::Adopt),
+        (MIG_2G, GPU, ForeignPolicy::Adopt),
+    ] {
+        let settings = || Settings { foreign: policy, ..node.settings() };
+        let engine = || node.faulty_engine_with(settings()).0;
+        let claim = claim("a", &[device]);
+        for compute_instances in [0, 1] {
+            for call in [Call::Prepare, Call::Unprepare] {
+                for afterwards in [Call::Prepare, Call::Unprepare] {
+                    let mut moment = 0;
+                    loop {
+                        let context = format!(
+                            "{policy:?} {foreign} with {compute_instances}: {call:?} of {device} died at {moment}, then \
+                             {afterwards:?}"
+                        );
+                        node.make_foreign(foreign, compute_instances);
+                        let found = node.live(GPU);
+                        if matches!(call, Call::Unprepare) {
+                            prepare(&engine(), &claim).unwrap();
+                        }
+                        let (watched, _) = node.faulty_engine_watched(settings(), Crash::at(moment));
+                        let died = call.dies(&watched, &claim);
+                        if matches!(afterwards, Call::Prepare) {
+                            prepare(&engine(), &claim).unwrap();
+                            let live = node.live(GPU);
+                            assert_eq!(live.len(), usize::from(device != GPU), "{context}");
+                            assert!(live.iter().all(|live| live.3 == 1), "{context}");
+                        }
+                        unprepare(&engine(), &claim);
+                        assert_eq!((node.journal_files(), node.cdi_files()), (vec![], vec![]), "{context}");
+                        if policy == ForeignPolicy::Keep {
+                            assert_eq!(node.live(GPU), found, "it is as it was: {context}");
+                            assert!(node.mig_is_on(GPU), "{context}");
+                        }
+                        // Under the other policy it may have come to nothing yet.
+                        node.remove_foreign();
+                        node.assert_clean(GPU, &context);
+                        if !died {
+                            break;
+                        }
+                        moment += 1;
+                    }
+                }
+            }
+        }
+    }
 }

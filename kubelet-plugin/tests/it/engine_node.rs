@@ -7,8 +7,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use kerf_kubelet_plugin::engine::{AllocatedDevice, Claim, Engine, NoWatch, Settings, Step, Watch};
-use kerf_mig::{Placement, Profile};
+use kerf_kubelet_plugin::engine::{
+    AllocatedDevice, Claim, DeviceName, Engine, ForeignPolicy, NoWatch, PrepareError, PreparedDevice, Released,
+    Settings, Step, Watch,
+};
+use kerf_mig::{Geometry, Placement, Profile};
 use kerf_nvml::{
     Code, ComputeInstance, CudaVersion, DriverRoot, Error, Gpu, GpuFacts, GpuInstance, Library, MigMode, MigModes,
     Nvml, PciAddress, Process,
@@ -19,6 +22,30 @@ use tempfile::TempDir;
 pub(crate) const GPU: &str = "gpu-3b-00-0";
 /// The second one.
 pub(crate) const SECOND: &str = "gpu-47-00-0";
+
+/// A node with one GPU.
+pub(crate) const H100: &str = "[{product: h100-80gb}]";
+/// A node with two.
+pub(crate) const TWO_H100: &str = "[{product: h100-80gb, count: 2}]";
+
+/// Partitions of the first GPU; the first two overlap, the third is beside them.
+pub(crate) const MIG_1G: &str = "gpu-3b-00-0-mig-1g10gb-4";
+pub(crate) const MIG_2G: &str = "gpu-3b-00-0-mig-2g20gb-4";
+pub(crate) const MIG_3G: &str = "gpu-3b-00-0-mig-3g40gb-0";
+/// A partition of the second GPU.
+pub(crate) const SECOND_1G: &str = "gpu-47-00-0-mig-1g10gb-0";
+
+pub(crate) fn prepare(engine: &Engine, claim: &Claim) -> Result<Vec<PreparedDevice>, PrepareError> {
+    engine.prepare(claim, late())
+}
+
+pub(crate) fn refused(engine: &Engine, claim: &Claim) -> String {
+    prepare(engine, claim).expect_err("it is refused").to_string()
+}
+
+pub(crate) fn unprepare(engine: &Engine, claim: &Claim) {
+    assert_eq!(engine.unprepare(&claim.uid, late()).unwrap(), Released::Gone);
+}
 
 /// Simulates a node until dropped.
 pub(crate) struct Node {
@@ -75,6 +102,8 @@ impl Node {
             locks: self.dir.path().join("locks"),
             cdi: self.dir.path().join("cdi"),
             boot_id: "first boot".to_owned(),
+            patience: Duration::from_secs(120),
+            foreign: ForeignPolicy::Keep,
         }
     }
 
@@ -83,11 +112,27 @@ impl Node {
         Engine::open(Arc::clone(&self.nvml), self.settings()).unwrap()
     }
 
+    /// An engine with a session of its own, as after a driver reload.
+    pub(crate) fn engine_anew(&self) -> Engine {
+        let nvml = Library::open(&self.settings().driver_root).unwrap();
+        Engine::open(Arc::new(nvml), self.settings()).unwrap()
+    }
+
     /// An engine over an NVML that can be told to fail.
     pub(crate) fn faulty_engine(&self) -> (Engine, Arc<Faulty>) {
+        self.faulty_engine_with(self.settings())
+    }
+
+    /// The same, with other settings.
+    pub(crate) fn faulty_engine_with(&self, settings: Settings) -> (Engine, Arc<Faulty>) {
+        self.faulty_engine_watched(settings, Arc::new(NoWatch))
+    }
+
+    /// The same, with its steps watched.
+    pub(crate) fn faulty_engine_watched(&self, settings: Settings, watch: Arc<dyn Watch>) -> (Engine, Arc<Faulty>) {
         let faulty = Arc::new(Faulty::new(Arc::clone(&self.nvml)));
         let nvml: Arc<dyn Nvml> = faulty.clone();
-        (Engine::open_watched(nvml, self.settings(), Arc::new(NoWatch)).unwrap(), faulty)
+        (Engine::open_watched(nvml, settings, watch).unwrap(), faulty)
     }
 
     /// An engine whose steps are watched.
@@ -97,6 +142,33 @@ impl Node {
 
     pub(crate) fn gpu(&self, name: &str) -> Gpu {
         self.nvml.gpu_at(address(name)).unwrap()
+    }
+
+    /// Somebody else makes a GPU instance on the first GPU, with so many compute instances of one slice each.
+    pub(crate) fn make_foreign(&self, device: &str, compute_instances: usize) -> GpuInstance {
+        let gpu = self.gpu(GPU);
+        self.nvml.set_mig_mode(gpu, MigMode::Enabled).unwrap();
+        let geometry = Geometry::new(self.nvml.gpu_instance_profiles(gpu).unwrap());
+        let name: DeviceName = device.parse().unwrap();
+        let partition = name.as_partition().unwrap();
+        let offer = geometry.offer_by_label(&partition.label, partition.start).unwrap();
+        let instance = self.nvml.create_gpu_instance(gpu, offer.profile.id, offer.placement).unwrap();
+        for _ in 0..compute_instances {
+            self.nvml.create_compute_instance(gpu, instance.id, 1).unwrap();
+        }
+        instance
+    }
+
+    /// Whoever made instances on the first GPU removes them, and switches MIG off.
+    pub(crate) fn remove_foreign(&self) {
+        let gpu = self.gpu(GPU);
+        for instance in self.nvml.gpu_instances(gpu).unwrap() {
+            for compute in self.nvml.compute_instances(gpu, instance.id).unwrap() {
+                self.nvml.destroy_compute_instance(gpu, instance.id, compute.id).unwrap();
+            }
+            self.nvml.destroy_gpu_instance(gpu, instance.id).unwrap();
+        }
+        self.nvml.set_mig_mode(gpu, MigMode::Disabled).unwrap();
     }
 
     /// The live instances of a GPU as (profile id, start, size, number of compute instances), by start.
@@ -172,7 +244,7 @@ fn files(dir: &Path) -> Vec<String> {
 }
 
 pub(crate) fn address(gpu: &str) -> PciAddress {
-    gpu.parse::<kerf_kubelet_plugin::engine::DeviceName>().unwrap().gpu()
+    gpu.parse::<DeviceName>().unwrap().gpu()
 }
 
 /// A claim for these devices, one request each.
@@ -201,6 +273,9 @@ pub(crate) fn late() -> Instant {
 pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_millis(200)
 }
+
+/// What a crash panics with.
+pub(crate) const CRASH: &str = "crash";
 
 /// Counts the steps, and panics at one of them: the moment of a crash.
 #[derive(Default)]
@@ -237,7 +312,7 @@ impl Crash {
         };
         if self.at == Some(number) {
             // No message: a crash has none either.
-            std::panic::resume_unwind(Box::new("crash"));
+            std::panic::resume_unwind(Box::new(CRASH));
         }
     }
 }
@@ -261,6 +336,8 @@ pub(crate) enum Fault {
     Fail(Code),
     /// Does its work, and reports that it failed.
     FailAfterwards(Code),
+    /// Of `set_mig_mode`: does nothing but make the mode pending, and says this.
+    LeavePending(Option<Code>),
     /// Tells that it has come, and does its work when told to.
     Wait { come: mpsc::Sender<()>, go: Arc<Mutex<mpsc::Receiver<()>>> },
 }
@@ -270,11 +347,13 @@ pub(crate) struct Faulty {
     inner: Arc<dyn Nvml>,
     faults: Mutex<VecDeque<(&'static str, Fault)>>,
     processes: Mutex<Vec<Process>>,
+    /// A mode that waits for a reset.
+    pending: Mutex<Option<MigMode>>,
 }
 
 impl Faulty {
     fn new(inner: Arc<dyn Nvml>) -> Faulty {
-        Faulty { inner, faults: Mutex::default(), processes: Mutex::default() }
+        Faulty { inner, faults: Mutex::default(), processes: Mutex::default(), pending: Mutex::default() }
     }
 
     /// The next call of a function meets this fault.
@@ -294,6 +373,14 @@ impl Faulty {
         *self.processes.lock().unwrap() = processes.to_vec();
     }
 
+    /// From now on every instance is in use.
+    pub(crate) fn occupy(&self) {
+        for _ in 0..50 {
+            self.next("destroy_compute_instance", Fault::Fail(Code::InUse));
+            self.next("destroy_gpu_instance", Fault::Fail(Code::InUse));
+        }
+    }
+
     /// Whether every fault was met.
     pub(crate) fn is_done(&self) -> bool {
         self.faults.lock().unwrap().is_empty()
@@ -310,7 +397,7 @@ impl Faulty {
             position.and_then(|position| faults.remove(position)).map(|(_, fault)| fault)
         };
         match fault {
-            None | Some(Fault::Pass) => work(&*self.inner),
+            None | Some(Fault::Pass | Fault::LeavePending(_)) => work(&*self.inner),
             Some(Fault::Fail(code)) => Err(Error { call: function, code }),
             Some(Fault::FailAfterwards(code)) => {
                 work(&*self.inner)?;
@@ -355,11 +442,29 @@ impl Nvml for Faulty {
     }
 
     fn mig_modes(&self, gpu: Gpu) -> Result<Option<MigModes>, Error> {
-        self.call("mig_modes", |nvml| nvml.mig_modes(gpu))
+        let pending = *self.pending.lock().unwrap();
+        let modes = self.call("mig_modes", |nvml| nvml.mig_modes(gpu))?;
+        Ok(modes.map(|modes| MigModes { pending: pending.unwrap_or(modes.pending), ..modes }))
     }
 
     fn set_mig_mode(&self, gpu: Gpu, mode: MigMode) -> Result<(), Error> {
-        self.call("set_mig_mode", |nvml| nvml.set_mig_mode(gpu, mode))
+        let leaves_pending = {
+            let mut faults = self.faults.lock().unwrap();
+            match faults.front() {
+                Some(("set_mig_mode", Fault::LeavePending(code))) => {
+                    let code = *code;
+                    faults.pop_front();
+                    Some(code)
+                }
+                _ => None,
+            }
+        };
+        *self.pending.lock().unwrap() = leaves_pending.map(|_| mode);
+        match leaves_pending {
+            Some(Some(code)) => Err(Error { call: "set_mig_mode", code }),
+            Some(None) => Ok(()),
+            None => self.call("set_mig_mode", |nvml| nvml.set_mig_mode(gpu, mode)),
+        }
     }
 
     fn gpu_instance_profiles(&self, gpu: Gpu) -> Result<Vec<Profile>, Error> {

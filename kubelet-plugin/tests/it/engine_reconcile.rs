@@ -1,0 +1,91 @@
+//! The engine's part in a reconcile: what is known on the node, and the release of what is gone from the API server.
+
+use std::fs;
+use std::time::Duration;
+
+use kerf_kubelet_plugin::engine::{Released, Settings};
+
+use crate::engine_node::{GPU, H100, MIG_1G, MIG_3G, Node, claim, late, prepare, soon};
+
+/// Whatever of a claim is left on the node, it is known, and its release leaves nothing.
+#[test]
+fn whatever_is_left_of_a_claim_is_known_and_can_be_released() {
+    let node = Node::start(H100);
+    let engine = node.engine();
+    let Settings { claims, cdi, .. } = node.settings();
+    let spec = cdi.join("k8s.gpu.nvidia.com-claim_a.json");
+    let of_temporary = cdi.join(".k8s.gpu.nvidia.com-claim_a.x1y2z3.tmp");
+    let journal = claims.join("a.json");
+    let lose = |path| fs::remove_file(path).unwrap();
+    let damage = |path| fs::write(path, "{").unwrap();
+    for (what, change, name, devices) in [
+        ("nothing", &(|| ()) as &dyn Fn(), "claim-a", 2),
+        ("the CDI file is lost", &|| lose(&spec), "claim-a", 2),
+        ("the journal is lost", &|| lose(&journal), "", 2),
+        ("the journal is damaged", &|| damage(&journal), "", 2),
+        ("the CDI file is damaged", &|| damage(&spec), "claim-a", 2),
+    ] {
+        prepare(&engine, &claim("a", &[MIG_3G, MIG_1G])).unwrap();
+        change();
+        let known = engine.known_claims().unwrap();
+        assert_eq!(known.len(), 1, "{what}");
+        assert_eq!((known[0].uid.as_str(), known[0].name.as_str()), ("a", name), "{what}");
+        assert_eq!((known[0].devices.len(), known[0].earlier_boot), (devices, false), "{what}");
+        assert_eq!(engine.release_left_behind("a", &|| true).unwrap(), Some(Released::Gone), "{what}");
+        node.assert_clean(GPU, what);
+        assert_eq!(engine.known_claims().unwrap(), []);
+    }
+    for file in [&claims.join("a.tmp"), &claims.join("a.damaged"), &spec, &of_temporary] {
+        damage(file);
+        let known = engine.known_claims().unwrap();
+        assert_eq!((known.len(), known[0].uid.as_str(), known[0].devices.len()), (1, "a", 0), "{file:?}");
+        assert_eq!(engine.release_left_behind("a", &|| true).unwrap(), Some(Released::Gone), "{file:?}");
+        node.assert_clean(GPU, &format!("{file:?}"));
+    }
+}
+
+/// The API server is asked again while the claim is locked, so that who prepares it meanwhile is not cut off.
+#[test]
+fn a_claim_that_is_there_again_is_left_alone() {
+    let node = Node::start(H100);
+    let engine = node.engine();
+    let claim = claim("a", &[MIG_1G]);
+    let prepared = prepare(&engine, &claim).unwrap();
+    let live = node.live(GPU);
+    let asked = || {
+        assert!(engine.prepare(&claim, soon()).is_err(), "it is locked");
+        false
+    };
+    assert_eq!(engine.release_left_behind("a", &asked).unwrap(), None);
+    assert_eq!(node.live(GPU), live);
+    assert_eq!(prepare(&engine, &claim).unwrap(), prepared);
+
+    // Somebody is at work on it: its turn comes in the next round.
+    let (busy, faulty) = node.faulty_engine();
+    let (came, go) = faulty.hold("gpu_instances");
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| busy.prepare(&claim, late()).map(drop));
+        came.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(engine.release_left_behind("a", &|| panic!("nobody asks")).unwrap(), None);
+        go.send(()).unwrap();
+        worker.join().unwrap().unwrap();
+    });
+    assert_eq!(node.live(GPU), live);
+    assert_eq!(engine.release_left_behind("a", &|| true).unwrap(), Some(Released::Gone));
+    node.assert_clean(GPU, "gone");
+}
+
+/// No container of an earlier boot lives.
+#[test]
+fn a_claim_of_an_earlier_boot_is_told_from_others() {
+    let node = Node::start(H100);
+    prepare(&node.engine(), &claim("a", &[MIG_1G])).unwrap();
+    node.ctl(&["reload"]);
+    let settings = Settings { boot_id: "second boot".to_owned(), ..node.settings() };
+    let (engine, _) = node.faulty_engine_with(settings);
+    let known = engine.known_claims().unwrap();
+    assert!(known[0].earlier_boot);
+    assert_eq!(known[0].partitions, []);
+    assert_eq!(engine.release_left_behind("a", &|| true).unwrap(), Some(Released::Gone));
+    node.assert_clean(GPU, "gone");
+}

@@ -1,0 +1,170 @@
+//! Releases that make no progress: busy instances and failing GPUs, and how the pod is let go all the same.
+
+use std::fs;
+use std::time::Duration;
+
+use kerf_kubelet_plugin::engine::{Condemned, Engine, ReleaseError, Released, Retried, Settings, UnprepareError};
+use kerf_nvml::{Code, Process};
+
+use crate::engine_node::{
+    self, Fault, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, claim, late, prepare, refused, soon, unprepare,
+};
+
+#[test]
+fn a_busy_instance_is_tried_again_and_its_users_are_named() {
+    let node = Node::start(H100);
+    let (engine, faulty) = node.faulty_engine();
+    let claim = claim("a", &[MIG_1G, MIG_3G]);
+    prepare(&engine, &claim).unwrap();
+    faulty.next("destroy_compute_instance", Fault::Fail(Code::InUse));
+    faulty.next("destroy_gpu_instance", Fault::Fail(Code::InUse));
+    unprepare(&engine, &claim);
+    assert!(faulty.is_done());
+    node.assert_clean(GPU, "it was tried again");
+
+    prepare(&engine, &claim).unwrap();
+    let own = std::process::id();
+    // The 1g instance was carved first; its users are seen, a process elsewhere is not one of them.
+    let of = |device: &str| {
+        let known = engine.prepared_claims().unwrap();
+        known[0].partitions.iter().find(|partition| partition.device.to_string() == device).unwrap().gpu_instance
+    };
+    let small = of(MIG_1G);
+    faulty.set_processes(&[
+        Process { pid: own, gpu_instance: Some(small) },
+        Process { pid: 1, gpu_instance: Some(of(MIG_3G)) },
+    ]);
+    // The last one goes first.
+    faulty.next("destroy_compute_instance", Fault::Pass);
+    (0..50).for_each(|_| faulty.next("destroy_compute_instance", Fault::Fail(Code::InUse)));
+    let error = engine.unprepare("a", soon()).unwrap_err();
+    assert!(matches!(error, UnprepareError::Release(ReleaseError::Busy { .. })), "{error}");
+    let error = error.to_string();
+    let name = fs::read_to_string(format!("/proc/{own}/comm")).unwrap();
+    assert!(error.contains(&format!("{MIG_1G} (compute instance")), "{error}");
+    assert!(error.contains(&format!("in use by process {own} ({})", name.trim())), "{error}");
+    assert!(!error.contains("process 1 "), "{error}");
+    assert_eq!(node.live(GPU).len(), 1, "what was not in use is gone");
+    assert_eq!(node.cdi_files(), [""; 0], "no new container gets it");
+    let refused = refused(&engine, &engine_node::claim("b", &[MIG_2G]));
+    assert!(refused.contains("held by claim team/claim-a (a)"), "{refused}");
+
+    faulty.clear();
+    unprepare(&engine, &claim);
+    node.assert_clean(GPU, "the user has ended");
+}
+
+fn condemned(released: Released) -> Condemned {
+    match released {
+        Released::Condemned(condemned) => condemned,
+        Released::Gone => panic!("nothing is left of it"),
+    }
+}
+
+/// The whole life of a condemned claim, twice: by the background, and by a kubelet that asks again.
+#[test]
+fn a_claim_that_stays_busy_is_condemned_and_removed_later() {
+    let node = Node::start(H100);
+    let settings = || Settings { patience: Duration::ZERO, ..node.settings() };
+    let (engine, faulty) = node.faulty_engine_with(settings());
+    for by_background in [true, false] {
+        let claim = claim("a", &[MIG_1G, MIG_3G]);
+        prepare(&engine, &claim).unwrap();
+        // The last one goes first, and goes.
+        faulty.next("destroy_compute_instance", Fault::Pass);
+        faulty.next("destroy_gpu_instance", Fault::Pass);
+        faulty.occupy();
+        let Condemned { claim: ended, why } = condemned(engine.unprepare("a", late()).unwrap());
+        assert!(why.contains(&format!("{MIG_1G} (compute instance")) && why.contains("in use by"), "{why}");
+        assert_eq!((ended.name.as_str(), ended.condemned, ended.complete), ("claim-a", true, false));
+        let left: Vec<_> = ended.partitions.iter().map(|partition| partition.device.to_string()).collect();
+        assert_eq!(left, [MIG_1G], "what was not in use is gone");
+        assert_eq!(node.cdi_files(), [""; 0], "no new container gets it");
+
+        // What overlaps is held, by whom and until when is said; the rest is free.
+        faulty.set_processes(&[Process {
+            pid: std::process::id(),
+            gpu_instance: Some(ended.partitions[0].gpu_instance),
+        }]);
+        for device in [MIG_1G, MIG_2G, GPU] {
+            let error = refused(&engine, &engine_node::claim("b", &[device]));
+            assert!(error.contains(&format!("{MIG_1G} of claim team/claim-a (a), which has ended")), "{error}");
+            assert!(error.contains(&format!("in use by process {} (", std::process::id())), "{error}");
+        }
+        faulty.clear();
+        let beside = engine_node::claim("b", &[MIG_3G]);
+        prepare(&engine, &beside).unwrap();
+        unprepare(&engine, &beside);
+        faulty.occupy();
+
+        // Another process goes on as well.
+        assert_eq!(engine.retry_condemned().unwrap(), Retried { removed: vec![], left: 1 });
+        condemned(engine.unprepare("a", late()).unwrap());
+        let other = Engine::open(node.nvml.clone(), node.settings()).unwrap();
+        assert!(other.prepared_claims().unwrap()[0].condemned);
+
+        faulty.clear();
+        if by_background {
+            let retried = engine.retry_condemned().unwrap();
+            assert_eq!((retried.removed.len(), retried.left), (1, 0));
+            assert_eq!(retried.removed[0].uid, "a");
+        } else {
+            assert_eq!(engine.unprepare("a", late()).unwrap(), Released::Gone);
+        }
+        node.assert_clean(GPU, "it is gone");
+        assert_eq!(engine.retry_condemned().unwrap(), Retried::default());
+    }
+}
+
+/// The kubelet wants the claim again: it has what is there, and is not condemned any more.
+#[test]
+fn a_condemned_claim_can_be_prepared_again() {
+    let node = Node::start(H100);
+    let (engine, faulty) = node.faulty_engine_with(Settings { patience: Duration::ZERO, ..node.settings() });
+    let claim = claim("a", &[MIG_1G]);
+    let prepared = prepare(&engine, &claim).unwrap();
+    let live = node.live(GPU);
+    faulty.occupy();
+    condemned(engine.unprepare("a", late()).unwrap());
+    assert_eq!(prepare(&engine, &claim).unwrap(), prepared);
+    assert_eq!(node.live(GPU), live);
+    let known = &engine.prepared_claims().unwrap()[0];
+    assert_eq!((known.complete, known.condemned), (true, false));
+    faulty.clear();
+    assert_eq!(engine.retry_condemned().unwrap(), Retried::default(), "it is left alone");
+    assert_eq!(node.live(GPU), live);
+    unprepare(&engine, &claim);
+    node.assert_clean(GPU, "gone");
+}
+
+/// A GPU that fails to destroy would keep a pod as a busy one does.
+#[test]
+fn a_gpu_that_fails_lets_the_pod_go() {
+    let node = Node::start(H100);
+    let (engine, faulty) = node.faulty_engine_with(Settings { patience: Duration::ZERO, ..node.settings() });
+    let claim = claim("a", &[MIG_1G]);
+    for function in ["gpu_at", "gpu_instances", "destroy_gpu_instance"] {
+        prepare(&engine, &claim).unwrap();
+        faulty.next(function, Fault::Fail(Code::Unknown));
+        let Condemned { why, .. } = condemned(engine.unprepare("a", late()).unwrap());
+        assert!(why.contains("unknown error") && why.contains("kernel log"), "{function}: {why}");
+        let error = refused(&engine, &engine_node::claim("b", &[MIG_2G]));
+        assert!(error.contains("which has ended"), "{function}: {error}");
+        assert_eq!(engine.retry_condemned().unwrap().removed.len(), 1);
+        node.assert_clean(GPU, function);
+    }
+}
+
+/// A reboot takes what is left along.
+#[test]
+fn a_condemned_claim_ends_with_its_epoch() {
+    let node = Node::start(H100);
+    let (engine, faulty) = node.faulty_engine_with(Settings { patience: Duration::ZERO, ..node.settings() });
+    prepare(&engine, &claim("a", &[MIG_1G])).unwrap();
+    faulty.occupy();
+    condemned(engine.unprepare("a", late()).unwrap());
+    node.ctl(&["reload"]);
+    let engine = node.engine_anew();
+    assert_eq!(engine.retry_condemned().unwrap().removed.len(), 1);
+    node.assert_clean(GPU, "gone");
+}
