@@ -20,6 +20,7 @@ mod errors;
 mod gpu;
 mod holders;
 mod journal;
+mod journal_file;
 mod locks;
 mod mode;
 mod prepare;
@@ -41,6 +42,7 @@ use kerf_nvml::{DriverRoot, Nvml, PciAddress};
 pub use claim::{AllocatedDevice, Claim, PreparedClaim, PreparedDevice, PreparedPartition, SetAside};
 pub use device_name::{DeviceName, DeviceNameError, Partition};
 pub use errors::{GpuError, JournalError, LockError, OpenError, PrepareError, ReleaseError, SpecError, UnprepareError};
+pub use journal_file::JournalFile;
 pub use steps::{NoWatch, Step, Watch};
 
 use gpu::KnownGpus;
