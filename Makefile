@@ -3,12 +3,15 @@
 KUBE  ?= 1.36.3
 GATES ?= dra
 TEST  ?=
-DRIVER_ROOT ?= /
+DRIVER_ROOT  ?= /
+TARGETS      ?= $(notdir $(wildcard fuzz/corpus/*))
+SECONDS_EACH ?= 60
 
 CACHE     := $(or $(KERF_CACHE),$(HOME)/.cache/kerf)
 TARGET    := $(abspath $(or $(CARGO_TARGET_DIR),target))
 CLUSTER   := $(TARGET)/kerf-cluster
 DENY      := $(CACHE)/cargo-deny/0.20.2
+FUZZ      := $(TARGET)/fuzz
 DEMO      := /var/lib/kerf-e2e/kerf-demo
 export KERF_CACHE           := $(CACHE)
 export KERF_CLUSTER         := $(CLUSTER)
@@ -23,6 +26,7 @@ help: ## This index
 	@echo "  KUBE=1.37.2   Kubernetes version (1.34.4, 1.35.4, 1.36.3, 1.37.2)"
 	@echo "  GATES=dra     feature gates: dra (all that kerf uses) or default (the version's own)"
 	@echo "  TEST=name     only the scenarios whose name contains this"
+	@echo "  SECONDS_EACH=60, TARGETS=journal   how long to fuzz each target, and which"
 
 setup: ## Install what building and testing needs (Debian 12, root)
 	@.ci/setup
@@ -44,6 +48,7 @@ lint: ## Formatting and lints, warnings denied
 
 deny: $(DENY)/bin/cargo-deny ## Licences, sources, duplicate dependencies
 	$< --log-level error check bans licenses sources
+	$< --log-level error --manifest-path fuzz/Cargo.toml --config deny.toml check licenses sources
 
 $(DENY)/bin/cargo-deny:
 	CARGO_TARGET_DIR=$(DENY).build cargo install -q cargo-deny --version $(notdir $(DENY)) --locked --root $(DENY)
@@ -64,6 +69,20 @@ e2e: build ## Scenarios on a real Kubernetes (KUBE, GATES, TEST)
 	$(CLUSTER) up --kubernetes $(KUBE) --feature-gates $(GATES)
 	RUST_BACKTRACE=0 $(CLUSTER) exec -- cargo test --offline --workspace --test scenarios -- --test-threads=1 $(TEST); \
 	  status=$$?; $(CLUSTER) down --purge; exit $$status
+
+# Coverage as cargo-fuzz asks for it, which a stable Rust can give. Sanitizers it cannot, and what is checked has no `unsafe`.
+fuzz: HOST = $(shell rustc --print host-tuple)
+fuzz: export RUSTFLAGS = -Cpasses=sancov-module -Cllvm-args=-simplifycfg-branch-fold-threshold=0 \
+  $(addprefix -Cllvm-args=-sanitizer-coverage-,level=4 inline-8bit-counters pc-table trace-compares stack-depth)
+fuzz: ## Look for inputs that break a promise (SECONDS_EACH, TARGETS)
+	cargo build --locked --release --manifest-path fuzz/Cargo.toml --target $(HOST) --target-dir $(FUZZ)
+	@for target in $(TARGETS); do \
+	  mkdir -p $(FUZZ)/corpus/$$target; \
+	  $(FUZZ)/$(HOST)/release/$$target -max_total_time=$(SECONDS_EACH) -timeout=10 -rss_limit_mb=2048 -print_funcs=0 \
+	    -print_final_stats=1 -artifact_prefix=$(FUZZ)/$$target- $(FUZZ)/corpus/$$target fuzz/corpus/$$target \
+	    >$(FUZZ)/$$target.log 2>&1 || { tail -n 40 $(FUZZ)/$$target.log; exit 1; }; \
+	  echo "$$target: $$(grep -h DONE $(FUZZ)/$$target.log)"; \
+	done
 
 bench: $(CLUSTER) ## Measure prepare, unprepare, memory and size (target/bench/report.json)
 	cargo build --release --workspace --lib $(addprefix --bin ,kerf-controller kerf-kubelet-plugin nvml-sim nvidia-smi kerf-bench)
@@ -91,4 +110,4 @@ demo-down: $(CLUSTER) ## End the demo and leave nothing behind
 	@$(CLUSTER) down --purge
 	@rm -rf $(DEMO)
 
-.PHONY: help setup build test lint deny unit doc e2e bench contract demo demo-down
+.PHONY: help setup build test lint deny unit doc e2e fuzz bench contract demo demo-down

@@ -27,7 +27,7 @@ pub enum DeviceConfig {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct GpuConfig {
     /// How the containers that use the GPU share it. Absent: no setting is touched.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "strict::object", skip_serializing_if = "Option::is_none")]
     pub sharing: Option<GpuSharing>,
 }
 
@@ -36,7 +36,7 @@ pub struct GpuConfig {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MigDeviceConfig {
     /// How the containers that use the device share it. Absent: no setting is touched.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "strict::object", skip_serializing_if = "Option::is_none")]
     pub sharing: Option<MigDeviceSharing>,
 }
 
@@ -45,12 +45,13 @@ pub struct MigDeviceConfig {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct GpuSharing {
     /// By which means.
+    #[serde(deserialize_with = "strict::word")]
     pub strategy: SharingStrategy,
     /// Settings of [`SharingStrategy::TimeSlicing`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "strict::object", skip_serializing_if = "Option::is_none")]
     pub time_slicing_config: Option<TimeSlicingConfig>,
     /// Settings of [`SharingStrategy::Mps`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "strict::object", skip_serializing_if = "Option::is_none")]
     pub mps_config: Option<MpsConfig>,
 }
 
@@ -59,9 +60,10 @@ pub struct GpuSharing {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MigDeviceSharing {
     /// By which means. Time slicing is accepted and changes nothing.
+    #[serde(deserialize_with = "strict::word")]
     pub strategy: SharingStrategy,
     /// Settings of [`SharingStrategy::Mps`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "strict::object", skip_serializing_if = "Option::is_none")]
     pub mps_config: Option<MpsConfig>,
 }
 
@@ -80,7 +82,7 @@ pub enum SharingStrategy {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TimeSlicingConfig {
     /// How long a turn is. Absent: [`TimeSlice::Default`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "strict::optional_word", skip_serializing_if = "Option::is_none")]
     pub interval: Option<TimeSlice>,
 }
 
@@ -142,6 +144,30 @@ pub enum DecodeError {
         /// Which field and why.
         source: serde_json::Error,
     },
+}
+
+/// Derived decoders also take `["TimeSlicing"]` for an object of which this is the first field, and `{"MPS": null}` for
+/// the word. The driver that kerf replaces takes neither.
+mod strict {
+    use serde::Deserialize;
+    use serde::de::{DeserializeOwned, Deserializer, Error, IntoDeserializer};
+    use serde_json::{Map, Value};
+
+    pub(super) fn object<'de, D: Deserializer<'de>, T: DeserializeOwned>(from: D) -> Result<Option<T>, D::Error> {
+        let fields = Option::<Map<String, Value>>::deserialize(from)?;
+        fields.map(|fields| serde_json::from_value(Value::Object(fields))).transpose().map_err(Error::custom)
+    }
+
+    pub(super) fn word<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+        T::deserialize(String::deserialize(from)?.into_deserializer())
+    }
+
+    pub(super) fn optional_word<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+        from: D,
+    ) -> Result<Option<T>, D::Error> {
+        let word = Option::<String>::deserialize(from)?;
+        word.map(|word| T::deserialize(word.into_deserializer())).transpose()
+    }
 }
 
 impl DeviceConfig {
@@ -245,6 +271,14 @@ mod tests {
                 json!({"apiVersion": API_VERSION, "kind": "MigDeviceConfig",
                        "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}}),
                 "MigDeviceConfig is malformed: unknown field `timeSlicingConfig`, expected `strategy` or `mpsConfig`",
+            ),
+            (
+                json!({"apiVersion": API_VERSION, "kind": "GpuConfig", "sharing": ["TimeSlicing"]}),
+                "GpuConfig is malformed: invalid type: sequence, expected a map",
+            ),
+            (
+                json!({"apiVersion": API_VERSION, "kind": "GpuConfig", "sharing": {"strategy": {"MPS": null}}}),
+                "GpuConfig is malformed: invalid type: map, expected a string",
             ),
         ];
         for (parameters, message) in cases {

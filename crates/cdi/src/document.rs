@@ -65,8 +65,8 @@ impl Spec {
     ///
     /// # Errors
     ///
-    /// When the document is not one that [`to_json`](Self::to_json) could have written, but for its layout and a
-    /// version higher than necessary.
+    /// When the document says what [`to_json`](Self::to_json) could not have said, but for a version higher than
+    /// necessary. How it says it is not looked at: layout, nulls and empty lists, an array of an object's fields.
     pub fn from_json(json: &[u8]) -> Result<Self, DecodeError> {
         let Decoded { cdi_version: declared, kind, annotations, devices, container_edits } =
             serde_json::from_slice(json)?;

@@ -113,8 +113,7 @@ impl Journal {
         let path = self.path(&record.claim.uid);
         let temporary = self.temporary(&record.claim.uid);
         let write = || {
-            let mut bytes = serde_json::to_vec_pretty(record)?;
-            bytes.push(b'\n');
+            let bytes = encode(record)?;
             let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
             file.write_all(&bytes)?;
             file.sync_all()?;
@@ -172,8 +171,15 @@ impl Journal {
     }
 }
 
+/// A record as a file.
+pub(super) fn encode(record: &Record) -> serde_json::Result<Vec<u8>> {
+    let mut bytes = serde_json::to_vec_pretty(record)?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
 /// Reads a record, or says why not.
-fn parse(uid: &str, bytes: &[u8]) -> Result<Record, String> {
+pub(super) fn parse(uid: &str, bytes: &[u8]) -> Result<Record, String> {
     let value: Value = serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}"))?;
     match value.get("version").and_then(Value::as_u64) {
         None => return Err("it has no version".to_owned()),

@@ -22,6 +22,7 @@ mod foreign;
 mod gpu;
 mod holders;
 mod journal;
+mod journal_file;
 mod locks;
 mod mode;
 mod prepare;
@@ -47,6 +48,7 @@ pub use claim::{AllocatedDevice, Claim, PreparedClaim, PreparedDevice, PreparedP
 pub use device_name::{DeviceName, DeviceNameError, Partition};
 pub use errors::{GpuError, JournalError, LockError, OpenError, PrepareError, ReleaseError, SpecError, UnprepareError};
 pub use foreign::{ForeignPolicy, RemovedForeign};
+pub use journal_file::JournalFile;
 pub use steps::{NoWatch, Step, Watch};
 pub use stuck::{Condemned, Released, Retried};
 

@@ -80,6 +80,13 @@ impl Engine {
     pub(super) fn describe(&self, mut record: Record) -> PreparedClaim {
         let earlier_boot = record.boot_id != self.boot_id;
         record.adapt_to(&self.epoch());
+        record.into_claim(earlier_boot)
+    }
+}
+
+impl Record {
+    /// What it says about the claim. `earlier_boot`: see [`PreparedClaim::earlier_boot`].
+    pub(super) fn into_claim(self, earlier_boot: bool) -> PreparedClaim {
         let partition = |partition: &PartitionRecord| {
             Some(PreparedPartition {
                 gpu: partition.device.gpu(),
@@ -90,13 +97,13 @@ impl Engine {
         };
         PreparedClaim {
             earlier_boot,
-            condemned: record.condemned,
-            complete: record.phase == super::record::Phase::Prepared,
-            devices: record.results.iter().map(|result| result.device.to_string()).collect(),
-            partitions: record.partitions.iter().filter_map(partition).collect(),
-            uid: record.claim.uid,
-            namespace: record.claim.namespace,
-            name: record.claim.name,
+            condemned: self.condemned,
+            complete: self.phase == super::record::Phase::Prepared,
+            devices: self.results.iter().map(|result| result.device.to_string()).collect(),
+            partitions: self.partitions.iter().filter_map(partition).collect(),
+            uid: self.claim.uid,
+            namespace: self.claim.namespace,
+            name: self.claim.name,
         }
     }
 }

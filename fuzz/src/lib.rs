@@ -1,0 +1,3 @@
+//! libFuzzer around `kerf_fuzz_checks`: see `make fuzz`.
+
+pub mod mutate;
