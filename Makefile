@@ -59,6 +59,9 @@ unit: build ## Unit and integration tests, no cluster needed
 	cargo test --locked --manifest-path crates/cdi/oracle/Cargo.toml --target-dir $(TARGET)/oracle
 	cd e2e/cluster && go test ./...
 
+torture: build ## The long tests in full: SIGKILL at every step (KERF_SEED chooses what `make unit` runs of them)
+	KERF_TORTURE=all cargo test --workspace --test it -- --nocapture survives_sigkill
+
 doc: ## API documentation, warnings denied
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
@@ -110,4 +113,4 @@ demo-down: $(CLUSTER) ## End the demo and leave nothing behind
 	@$(CLUSTER) down --purge
 	@rm -rf $(DEMO)
 
-.PHONY: help setup build test lint deny unit doc e2e fuzz bench contract demo demo-down
+.PHONY: help setup build test lint deny unit torture doc e2e fuzz bench contract demo demo-down

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what a test cannot go on without fails it")]
 
 mod api_server;
+mod disk;
 mod dra;
 mod driver;
 mod engine;
@@ -14,8 +15,10 @@ mod engine_node;
 mod engine_reconcile;
 mod engine_stuck;
 mod health;
+mod kill;
 mod program;
 mod reconcile;
 mod registration;
 mod reports;
 mod rpc;
+mod tracer;

@@ -1,7 +1,10 @@
 //! The program itself, as its kubelet sees it: from the start to SIGTERM.
 
+use std::error::Error;
+use std::ffi::OsString;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use kerf_kubelet_plugin::paths::Paths;
@@ -19,57 +22,76 @@ use crate::api_server::ApiServer;
 use crate::engine_node::Node;
 use crate::rpc;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-struct Plugin {
-    api: ApiServer,
-    process: Child,
-    paths: Paths,
-    _directory: TempDir,
+pub(crate) struct Plugin {
+    pub(crate) api: ApiServer,
+    pub(crate) process: Child,
+    pub(crate) paths: Paths,
+    arguments: Vec<OsString>,
+    pub(crate) directory: TempDir,
 }
 
 impl Plugin {
     /// Starts the program on a node whose driver is at `driver_root`, and registers it as the kubelet does.
-    async fn start(driver_root: &Path) -> Plugin {
+    pub(crate) async fn start(driver_root: &Path) -> Plugin {
         let directory = tempfile::tempdir().unwrap();
         let (kubelet, cdi) = (directory.path().join("kubelet"), directory.path().join("cdi"));
         let api = ApiServer::default();
         api.put("/api/v1/nodes/node-1", json!({"metadata": {"name": "node-1", "uid": "node-uid"}}));
         let kubeconfig = directory.path().join("kubeconfig");
         std::fs::write(&kubeconfig, api.listen().await.to_string()).unwrap();
-        let process = Command::new(env!("CARGO_BIN_EXE_kerf-kubelet-plugin"))
-            .env("RUST_LOG", "error")
-            .args(["--node-name", "node-1", "--log-format", "json"])
-            .arg("--driver-root")
-            .arg(driver_root)
-            .arg("--kubelet-root")
-            .arg(&kubelet)
-            .arg("--cdi-root")
-            .arg(&cdi)
-            .arg("--kubeconfig")
-            .arg(&kubeconfig)
-            .spawn()
-            .unwrap();
+        let mut arguments: Vec<OsString> = ["--node-name", "node-1", "--log-format", "json"].map(OsString::from).into();
+        let paths = [
+            ("--driver-root", driver_root),
+            ("--kubelet-root", &kubelet),
+            ("--cdi-root", &cdi),
+            ("--kubeconfig", &kubeconfig),
+        ];
+        arguments.extend(paths.into_iter().flat_map(|(flag, path)| [OsString::from(flag), path.into()]));
+        let process = spawn(&arguments);
         let paths = Paths::new(&kubelet, &cdi, "gpu.nvidia.com");
-        let mut plugin = Plugin { api, process, paths, _directory: directory };
-        let socket = plugin.paths.registration_socket.clone();
-        plugin.until("registration socket", || socket.exists()).await;
-
-        let mut kubelet = RegistrationClient::new(rpc::connect(&socket).await);
-        let info = kubelet.get_info(InfoRequest {}).await.unwrap().into_inner();
-        assert_eq!(Path::new(&info.endpoint), plugin.paths.dra_socket);
-        let registered = RegistrationStatus { plugin_registered: true, error: String::new() };
-        kubelet.notify_registration_status(registered).await.unwrap();
+        let mut plugin = Plugin { api, process, paths, arguments, directory };
+        plugin.go();
+        plugin.register().await;
         plugin
     }
 
+    /// After the end of the program, another one, which begins with [`Plugin::go`].
+    pub(crate) fn spawn_again(&mut self) {
+        self.process = spawn(&self.arguments);
+    }
+
+    /// Lets a program begin that was just made.
+    pub(crate) fn go(&mut self) {
+        drop(self.process.stdin.take());
+    }
+
+    /// What the kubelet does when it finds the socket.
+    pub(crate) async fn register(&mut self) {
+        let socket = self.paths.registration_socket.clone();
+        // A program that was killed leaves a socket where nobody listens.
+        self.until("registration socket", || UnixStream::connect(&socket).is_ok()).await;
+        self.try_register().await.unwrap();
+    }
+
+    /// The same, now or never.
+    pub(crate) async fn try_register(&self) -> Result<(), Box<dyn Error>> {
+        let mut kubelet = RegistrationClient::new(rpc::try_connect(&self.paths.registration_socket).await?);
+        let info = kubelet.get_info(InfoRequest {}).await?.into_inner();
+        assert_eq!(Path::new(&info.endpoint), self.paths.dra_socket);
+        let registered = RegistrationStatus { plugin_registered: true, error: String::new() };
+        kubelet.notify_registration_status(registered).await?;
+        Ok(())
+    }
+
     /// Waits until something holds, while the program runs.
-    async fn until(&mut self, what: &str, mut holds: impl FnMut() -> bool) {
+    pub(crate) async fn until(&mut self, what: &str, mut holds: impl FnMut() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !holds() {
             assert_eq!(self.process.try_wait().unwrap(), None, "the program has ended");
             assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
@@ -84,31 +106,36 @@ impl Plugin {
         status()
     }
 
-    fn lease_holder(&self) -> Option<String> {
+    pub(crate) fn lease_holder(&self) -> Option<String> {
         let lease = self.api.get("/apis/coordination.k8s.io/v1/namespaces/kerf-system/leases/kubelet-plugin-node-1");
         lease?["spec"]["holderIdentity"].as_str().map(str::to_owned)
     }
 
     fn claim(&self, name: &str, device: &str) -> v1::Claim {
+        self.claim_of(name, &[device])
+    }
+
+    /// A claim that is allocated these devices.
+    pub(crate) fn claim_of(&self, name: &str, devices: &[&str]) -> v1::Claim {
+        let result = |device| json!({"request": "gpu", "driver": "gpu.nvidia.com", "pool": "node-1", "device": device});
+        let results: Vec<_> = devices.iter().map(result).collect();
         let claim = json!({
             "metadata": {"name": name, "namespace": "default", "uid": format!("uid-of-{name}")},
             "spec": {},
-            "status": {"allocation": {"devices": {"results": [
-                {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "node-1", "device": device},
-            ]}}},
+            "status": {"allocation": {"devices": {"results": results}}},
         });
         self.api.put(&format!("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{name}"), claim);
         v1::Claim { namespace: "default".into(), uid: format!("uid-of-{name}"), name: name.into() }
     }
 
-    async fn prepare(&self, claim: &v1::Claim) -> NodePrepareResourceResponse {
+    pub(crate) async fn prepare(&self, claim: &v1::Claim) -> NodePrepareResourceResponse {
         let mut kubelet = DraPluginClient::new(rpc::connect(&self.paths.dra_socket).await);
         let request = NodePrepareResourcesRequest { claims: vec![claim.clone()] };
         let mut answers = kubelet.node_prepare_resources(request).await.unwrap().into_inner().claims;
         answers.remove(&claim.uid).unwrap()
     }
 
-    async fn unprepare(&self, claim: &v1::Claim) -> String {
+    pub(crate) async fn unprepare(&self, claim: &v1::Claim) -> String {
         let mut kubelet = DraPluginClient::new(rpc::connect(&self.paths.dra_socket).await);
         let request = NodeUnprepareResourcesRequest { claims: vec![claim.clone()] };
         let mut answers = kubelet.node_unprepare_resources(request).await.unwrap().into_inner().claims;
@@ -127,6 +154,17 @@ impl Plugin {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
+}
+
+/// The program in a process that waits for the end of its input before it begins.
+fn spawn(arguments: &[OsString]) -> Child {
+    Command::new("sh")
+        .args(["-c", "read go; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kerf-kubelet-plugin")])
+        .args(arguments)
+        .env("RUST_LOG", "error")
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap()
 }
 
 impl Drop for Plugin {

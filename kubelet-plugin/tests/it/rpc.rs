@@ -43,5 +43,10 @@ impl Drop for Serving {
 
 /// A connection to a socket.
 pub(crate) async fn connect(path: &Path) -> Channel {
-    Endpoint::from_shared(format!("unix://{}", path.display())).unwrap().connect().await.unwrap()
+    try_connect(path).await.unwrap()
+}
+
+/// A connection to a socket, if someone listens.
+pub(crate) async fn try_connect(path: &Path) -> Result<Channel, tonic::transport::Error> {
+    Endpoint::from_shared(format!("unix://{}", path.display()))?.connect().await
 }
