@@ -59,8 +59,9 @@ unit: build ## Unit and integration tests, no cluster needed
 	cargo test --locked --manifest-path crates/cdi/oracle/Cargo.toml --target-dir $(TARGET)/oracle
 	cd e2e/cluster && go test ./...
 
-torture: build ## The long tests in full: SIGKILL at every step (KERF_SEED chooses what `make unit` runs of them)
-	KERF_TORTURE=all cargo test --workspace --test it -- --nocapture survives_sigkill
+torture: build ## The long tests in full (KERF_SEED chooses what `make test` runs of them)
+	KERF_TORTURE=all KERF_MODEL_OPS=10000 cargo test --workspace --test it -- --nocapture survives_sigkill model::
+	KERF_TORTURE_PODS=200 KERF_OUTAGE_SECONDS=120 $(MAKE) e2e TEST="faults:: torture::"
 
 doc: ## API documentation, warnings denied
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
