@@ -30,14 +30,17 @@ pub fn gpu_node(data: &[u8]) {
     if !node.metadata.name.as_deref().is_some_and(dns::is_subdomain) {
         node.metadata.name = Some("node-1".to_owned());
     }
-    for counters in [Counters::None, Counters::Combined, Counters::Separate] {
-        let features = ServerFeatures { counters };
+    let servers = [Counters::None, Counters::Combined, Counters::Separate];
+    for (counters, taints) in servers.into_iter().flat_map(|counters| [(counters, true), (counters, false)]) {
+        let features = ServerFeatures { counters, taints };
         let rendering = render(DRIVER, &node, NODE_UID, features);
         assert_eq!(render(DRIVER, &node, NODE_UID, features), rendering);
         for remark in &rendering.remarks {
             assert!(!remark.reason().is_empty() && !remark.to_string().is_empty());
         }
         check_pool(&rendering.slices, counters);
+        let mut devices = rendering.slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+        assert!(taints || devices.all(|device| device.taints.is_none()), "a taint that the server drops");
         let gpus = node.status.as_ref().map_or(&[][..], |status| &status.gpus);
         check_overlaps(&rendering.slices, gpus);
         let _ = rendering.slices.iter().map(|slice| Meaning::of(&slice.spec)).max();
