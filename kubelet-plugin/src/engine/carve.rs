@@ -78,7 +78,11 @@ impl Engine {
         partition.state = PartitionState::Carving;
         let (profile_id, placement) = (partition.profile_id, partition.placement);
         let device = partition.device.clone();
-        ledger.save()?;
+        if let Err(error) = ledger.save() {
+            // Then nothing was begun.
+            ledger.record.partitions[index].forget();
+            return Err(error.into());
+        }
         ledger.begun.push(device);
         let created = self
             .step(Step::CreateGpuInstance, || self.nvml.create_gpu_instance(gpu.handle, profile_id, placement))
@@ -143,7 +147,8 @@ impl Engine {
         Ok(Carved { gpu_instance: instance.id, compute_instance })
     }
 
-    /// Removes what is on the GPU of partition `index` and journals it. The GPU is locked. What is gone already is fine.
+    /// Removes what is on the GPU of partition `index`, and journals it if the disk allows: the GPU is listed again before
+    /// anything else is done. The GPU is locked. What is gone already is fine.
     pub(super) fn release_partition(&self, ledger: &mut Ledger<'_>, index: usize) -> Result<(), ReleaseError> {
         let partition = &ledger.record.partitions[index];
         if !partition.may_be_on_gpu() {
@@ -161,7 +166,7 @@ impl Engine {
             }
         }
         ledger.record.partitions[index].forget();
-        ledger.save()?;
+        ledger.save_if_possible();
         Ok(())
     }
 

@@ -1,11 +1,13 @@
 //! The journal: one file a claim, replaced atomically, never in the way.
 //!
-//! `<dir>/<claim uid>.json` is written beside itself (`<claim uid>.tmp`), synced, renamed and the directory synced: after
-//! a crash it is the old one or the new one. The claim's lock makes one writer a file, so leftovers of a crash are
-//! overwritten and the directory does not grow. A file that cannot be used is renamed to `<claim uid>.damaged`.
+//! `<dir>/<claim uid>.json` is written beside itself (`<claim uid>.tmp`), synced and renamed: it is the old one or the new
+//! one, and never half of one. The directory is not synced. A power cut may take a file away or bring one back, and with
+//! the power went all that the file could explain (`STATES.md`, *Events from outside*). The claim's lock makes one writer a
+//! file, so leftovers of a crash are overwritten and the directory does not grow. A file that cannot be used is renamed to
+//! `<claim uid>.damaged`.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -117,23 +119,26 @@ impl Journal {
             let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
             file.write_all(&bytes)?;
             file.sync_all()?;
-            fs::rename(&temporary, &path)?;
-            self.sync()
+            fs::rename(&temporary, &path)
         };
-        write().map_err(JournalError::new("write the claim's journal", &path))
+        write().map_err(|error| {
+            // On a full disk its room is wanted; where it cannot be removed it is overwritten or goes with the claim.
+            let _ = fs::remove_file(&temporary);
+            JournalError::new("write the claim's journal", &path)(error)
+        })
     }
 
     /// Removes everything about a claim, also what was set aside.
     pub(super) fn remove(&self, uid: &str) -> Result<(), JournalError> {
-        let mut removed = false;
         for path in [self.temporary(uid), self.damaged(uid), self.path(uid)] {
             match fs::remove_file(&path) {
-                Ok(()) => removed = true,
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(JournalError::new("remove", &path)(error)),
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(JournalError::new("remove", &path)(error));
+                }
+                _ => {}
             }
         }
-        if removed { self.sync().map_err(JournalError::new("sync", &self.dir)) } else { Ok(()) }
+        Ok(())
     }
 
     /// The files that were set aside since this was last asked.
@@ -152,10 +157,6 @@ impl Journal {
         if !all.contains(&set_aside) {
             all.push(set_aside);
         }
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        File::open(&self.dir)?.sync_all()
     }
 
     fn path(&self, uid: &str) -> PathBuf {

@@ -82,7 +82,10 @@ impl Locks {
                 // A former holder may have removed the file between open and lock: then this one locks nobody out.
                 Ok(()) if !is_at(&file, &path).map_err(io_error)? => continue,
                 Ok(()) => {
-                    write_holder(&mut file, &holder).map_err(io_error)?;
+                    // It is held without it. The name is for people, and on a full disk a pod can end all the same.
+                    if let Err(error) = write_holder(&mut file, &holder) {
+                        tracing::debug!(path = %path.display(), %error, "the holder of the lock is not told");
+                    }
                     guard.file = Some(file);
                     return Ok(guard);
                 }

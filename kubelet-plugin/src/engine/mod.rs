@@ -215,6 +215,14 @@ impl<'a> Ledger<'a> {
         Ok(())
     }
 
+    /// As [`Ledger::save`], where the way goes on without: what the disk says then is a hint that is out of date, and holds
+    /// too much rather than too little.
+    fn save_if_possible(&mut self) {
+        if let Err(error) = self.save() {
+            tracing::warn!(claim.uid = self.record.claim.uid, %error, "the journal is out of date");
+        }
+    }
+
     /// Ends the record.
     fn remove(&mut self) -> Result<(), JournalError> {
         let uid = &self.record.claim.uid;

@@ -74,7 +74,8 @@ impl Engine {
     fn release(&self, ledger: &mut Ledger<'_>) -> Result<(), UnprepareError> {
         ledger.record.adapt_to(&self.epoch());
         ledger.record.phase = Phase::Releasing;
-        ledger.save()?;
+        // A disk that is full keeps no pod: to remove a file needs no room, and what is on the GPU needs no journal to go.
+        ledger.save_if_possible();
         let uid = ledger.record.claim.uid.clone();
         // First, so that no new container gets what is about to go.
         self.step(Step::RemoveSpec, || self.specs.remove(&uid)).map_err(SpecError)?;

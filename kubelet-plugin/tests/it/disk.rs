@@ -139,7 +139,6 @@ fn prepare_on_a_full_disk_leaves_nothing_and_works_when_there_is_room() {
 
 /// What failed leaves no record that would hold the device, and no half of a file that takes the room.
 #[test]
-#[ignore = "a journal write that fails leaves its .tmp, and a record that says Preparing after the second one"]
 fn prepare_on_a_full_disk_leaves_no_file() {
     let node = Node::start(H100);
     for pages in 0..4 {
@@ -160,7 +159,6 @@ fn prepare_on_a_full_disk_leaves_no_file() {
 
 /// A pod whose disk is full can end, however full it is.
 #[test]
-#[ignore = "the claim's lock and the journal are written before anything is removed"]
 fn unprepare_on_a_full_disk_works() {
     let node = Node::start(H100);
     for devices in [&[MIG_3G, MIG_1G][..], &[GPU]] {

@@ -89,3 +89,40 @@ fn a_claim_of_an_earlier_boot_is_told_from_others() {
     assert_eq!(engine.release_left_behind("a", &|| true).unwrap(), Some(Released::Gone));
     node.assert_clean(GPU, "gone");
 }
+
+/// The journal's directory is not synced, so a power cut may take the last files away or bring removed ones back. Nothing on
+/// a GPU survives it.
+#[test]
+fn what_a_power_cut_does_to_the_journal_is_harmless() {
+    let node = Node::start(H100);
+    let Settings { claims, cdi, .. } = node.settings();
+    let (journal, spec) = (claims.join("a.json"), cdi.join("k8s.gpu.nvidia.com-claim_a.json"));
+    let (one, other) = (claim("a", &[MIG_1G]), claim("b", &[MIG_1G]));
+    let rebooted = || {
+        node.ctl(&["reboot"]);
+        let settings = Settings { boot_id: "second boot".to_owned(), ..node.settings() };
+        node.faulty_engine_with(settings).0
+    };
+    let prepared = prepare(&node.engine(), &one).unwrap();
+    let record = fs::read(&journal).unwrap();
+
+    // Taken away, and the CDI directory is memory.
+    fs::remove_file(&journal).unwrap();
+    fs::remove_file(&spec).unwrap();
+    let engine = rebooted();
+    assert_eq!(engine.known_claims().unwrap(), []);
+    engine.unprepare("a", late()).unwrap();
+    assert_eq!(prepare(&engine, &one).unwrap(), prepared, "its pod starts again");
+    engine.unprepare("a", late()).unwrap();
+    node.assert_clean(GPU, "taken away");
+
+    // Brought back.
+    fs::write(&journal, &record).unwrap();
+    let engine = rebooted();
+    assert!(prepare(&engine, &other).unwrap_err().to_string().contains("held by claim team/claim-a"));
+    assert!(engine.known_claims().unwrap()[0].earlier_boot);
+    assert_eq!(engine.release_left_behind("a", &|| true).unwrap(), Some(Released::Gone));
+    prepare(&engine, &other).unwrap();
+    engine.unprepare("b", late()).unwrap();
+    node.assert_clean(GPU, "brought back");
+}
