@@ -22,3 +22,4 @@ mod registration;
 mod reports;
 mod rpc;
 mod tracer;
+mod troubleshooting;
