@@ -13,6 +13,7 @@ mod engine_mode;
 mod engine_node;
 mod engine_reconcile;
 mod engine_stuck;
+mod fault_matrix;
 mod health;
 mod program;
 mod reconcile;
