@@ -15,6 +15,7 @@ mod engine_reconcile;
 mod engine_stuck;
 mod fault_matrix;
 mod health;
+mod model;
 mod program;
 mod reconcile;
 mod registration;
