@@ -49,7 +49,9 @@ impl Engine {
     /// else in its place is cleared away, or refused.
     fn own_instance(&self, gpu: &LiveGpu, ledger: &mut Ledger<'_>, index: usize) -> Result<Option<u32>, PrepareError> {
         let partition = &mut ledger.record.partitions[index];
-        let mut in_place = self.live_instances(gpu)?;
+        let live = self.live_instances(gpu)?;
+        self.check_listed(gpu, partition, &live)?;
+        let mut in_place = live;
         in_place.retain(|live| live.placement.overlaps(partition.placement));
         match &in_place[..] {
             [] => Ok(None),
@@ -156,6 +158,7 @@ impl Engine {
         }
         if let Some(gpu) = self.find_gpu_if_present(partition.device.gpu())? {
             let live = self.live_instances(&gpu)?;
+            self.check_listed(&gpu, partition, &live)?;
             if let Some(own) = live.iter().find(|live| partition.explains(live)) {
                 let strange = partition.state == PartitionState::Carving && self.is_used(&gpu, own.id)?;
                 if partition.kept {
@@ -168,6 +171,21 @@ impl Engine {
         ledger.record.partitions[index].forget();
         ledger.save_if_possible();
         Ok(())
+    }
+
+    /// That the partition's instance is not there if it is not listed: then it is not found by its id either. Listing takes
+    /// a call for each profile, and passes over what NVML does not support or does not find. An instance that it has missed
+    /// must not be made again, nor forgotten.
+    fn check_listed(&self, gpu: &LiveGpu, partition: &PartitionRecord, live: &[GpuInstance]) -> Result<(), GpuError> {
+        let Some(id) = partition.gpu_instance.filter(|id| live.iter().all(|live| live.id != *id)) else {
+            return Ok(());
+        };
+        let code = match self.nvml.compute_instances(gpu.handle, id) {
+            Err(error) if error.is_gone() => return Ok(()),
+            Err(Error { code, .. }) => code,
+            Ok(_) => Code::Unknown,
+        };
+        Err(gpu.failed("list all GPU instances")(Error { call: "nvmlDeviceGetGpuInstances", code }))
     }
 
     /// Removes the claim's compute instance from a GPU instance that is not the claim's.
@@ -185,7 +203,10 @@ impl Engine {
         self.destroy_compute_instances(gpu, device, gpu_instance, |_| true)?;
         match self.step(Step::DestroyGpuInstance, || self.nvml.destroy_gpu_instance(gpu.handle, gpu_instance)) {
             Ok(()) => Ok(()),
-            Err(error) if error.is_gone() => Ok(()),
+            Err(error) if error.is_gone() => {
+                let is_there = self.live_instances(gpu)?.iter().any(|live| live.id == gpu_instance);
+                if is_there { Err(gpu.failed("destroy the GPU instance")(error).into()) } else { Ok(()) }
+            }
             Err(Error { code: Code::InUse, .. }) => {
                 Err(self.busy(gpu, device, gpu_instance, format!("GPU instance {gpu_instance}")))
             }

@@ -25,6 +25,8 @@ pub(super) struct DeviceNodes {
     pub(super) nodes: Vec<Node>,
     /// What of the partition was there before the claim and stays after it.
     pub(super) kept: Option<Kept>,
+    /// Whether the claim only looks at it.
+    pub(super) admin_access: bool,
 }
 
 /// See [`KEPT`].
@@ -38,6 +40,14 @@ pub(super) enum Kept {
 
 /// Annotation of a device whose instance is not the claim's to destroy, for the day on which the journal is lost.
 const KEPT: &str = "kerf.dev/kept";
+
+/// Annotation of a device that the claim only looks at, for the same day: nothing of it is the claim's.
+const ADMIN_ACCESS: &str = "kerf.dev/admin-access";
+
+/// Whether the claim that a document is of only looks at a device.
+pub(super) fn is_admin_access(device: &Device) -> bool {
+    device.annotations.contains_key(ADMIN_ACCESS)
+}
 
 impl Kept {
     fn word(self) -> &'static str {
@@ -65,13 +75,17 @@ pub(super) fn spec(kind: &Kind, claim_uid: &str, devices: &[DeviceNodes], common
     let mut spec = Spec::new(kind.clone());
     spec.devices = devices
         .iter()
-        .map(|DeviceNodes { device, nodes, kept }| Device {
+        .map(|DeviceNodes { device, nodes, kept, admin_access }| Device {
             name: device_name(claim_uid, &device.to_string()),
             container_edits: ContainerEdits {
                 device_nodes: nodes.iter().map(device_node).collect(),
                 ..ContainerEdits::default()
             },
-            annotations: kept.iter().map(|kept| (KEPT.to_owned(), kept.word().to_owned())).collect(),
+            annotations: kept
+                .iter()
+                .map(|kept| (KEPT.to_owned(), kept.word().to_owned()))
+                .chain(admin_access.then(|| (ADMIN_ACCESS.to_owned(), "true".to_owned())))
+                .collect(),
         })
         .collect();
     let libraries = common.libraries.iter().flat_map(|library| mounts(library, LIBRARY_DIR));
@@ -144,6 +158,7 @@ mod tests {
                 node("nvidia-caps/nvidia-cap49", 49, ""),
             ],
             kept: None,
+            admin_access: false,
         }];
         let common = Common {
             control_nodes: vec![node("nvidiactl", 255, host)],

@@ -57,7 +57,8 @@ impl Engine {
         if let Some(gpu) = known {
             return Ok(gpu);
         }
-        let facts = self.nvml.facts(handle).map_err(unreachable)?;
+        let doing = "read what does not change";
+        let facts = self.nvml.facts(handle).map_err(|error| GpuError::Nvml { gpu: address, doing, error })?;
         let gpu = LiveGpu { address, handle, minor: facts.minor, switchable: facts.mig_mode_switchable };
         self.gpus.lock().insert(address, KnownGpu { gpu, geometry: None });
         Ok(gpu)
@@ -82,7 +83,13 @@ impl Engine {
     pub(super) fn find_gpu_if_present(&self, address: PciAddress) -> Result<Option<LiveGpu>, GpuError> {
         match self.find_gpu(address) {
             Ok(gpu) => Ok(Some(gpu)),
-            Err(GpuError::Unreachable { error: Error { code: Code::NotFound | Code::GpuIsLost, .. }, .. }) => Ok(None),
+            // Something else than the GPU itself may be not found on a GPU that is there.
+            Err(GpuError::Unreachable { error: Error { code: Code::NotFound, .. }, .. }) => Ok(None),
+            Err(GpuError::Unreachable { error, .. } | GpuError::Nvml { error, .. })
+                if error.code == Code::GpuIsLost =>
+            {
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }

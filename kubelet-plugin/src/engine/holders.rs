@@ -61,10 +61,12 @@ fn holds_of(record: &Record) -> Vec<Hold> {
         condemned,
         gpu_instance,
     };
+    // A partition of which nothing but the name is known (its GPU could not be asked) may be anywhere on the GPU.
+    let has_place = |device: &DeviceName| record.partitions.iter().any(|partition| partition.device == *device);
     let whole = record
         .results
         .iter()
-        .filter(|result| !condemned && !result.admin_access && result.device.as_partition().is_none())
+        .filter(|result| !condemned && !result.admin_access && !has_place(&result.device))
         .map(|result| hold(&result.device, Extent::Whole, None));
     let partitions = record
         .partitions

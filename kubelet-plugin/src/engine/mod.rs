@@ -57,6 +57,7 @@ use gpu::KnownGpus;
 use journal::Journal;
 use locks::{Guard, Locks};
 use record::Record;
+use recover::Recovered;
 
 /// Where the engine keeps and finds its things.
 #[derive(Clone, Debug)]
@@ -194,11 +195,18 @@ struct Ledger<'a> {
 
 impl<'a> Ledger<'a> {
     /// What is known of a claim: its journal, else what its CDI file tells, else `None`.
-    fn load(engine: &'a Engine, uid: &str) -> Option<Ledger<'a>> {
+    ///
+    /// # Errors
+    /// When a GPU has to be asked for what the CDI file does not tell, and does not answer.
+    fn load(engine: &'a Engine, uid: &str) -> Result<Option<Ledger<'a>>, GpuError> {
         if let Some(record) = engine.journal.load(uid) {
-            return Some(Ledger { engine, saved: Some(record.clone()), record, begun: Vec::new() });
+            return Ok(Some(Ledger { engine, saved: Some(record.clone()), record, begun: Vec::new() }));
         }
-        engine.recover(uid).map(|record| Ledger::new(engine, record))
+        match engine.recover(uid) {
+            None => Ok(None),
+            Some(Recovered { record, missing: None }) => Ok(Some(Ledger::new(engine, record))),
+            Some(Recovered { missing: Some(error), .. }) => Err(error),
+        }
     }
 
     /// A record of which nothing is on disk.

@@ -72,7 +72,7 @@ impl Engine {
         let results = results(claim)?;
         let holder = format!("claim {}/{} ({})", claim.namespace, claim.name, claim.uid);
         let _claim = self.lock_claim(&claim.uid, &holder, deadline)?;
-        let known = Ledger::load(self, &claim.uid);
+        let known = Ledger::load(self, &claim.uid)?;
         let is_new = known.is_none();
         let ledger = known.unwrap_or_else(|| Ledger::new(self, Record::new(claim, self.epoch())));
         let mut gpus = ledger.record.gpus();
@@ -254,7 +254,8 @@ impl Preparation<'_> {
         let nodes = self.nodes(&gpu, device, carved)?;
         let own = self.ledger.record.partitions.iter().find(|partition| partition.device == *device);
         let kept = own.filter(|own| own.kept).map(|own| if own.kept_compute { Kept::Both } else { Kept::GpuInstance });
-        Ok(DeviceNodes { device: device.clone(), nodes, kept })
+        let admin_access = matches!(plan.work, Work::LookAtGpu | Work::LookAtPartition(_));
+        Ok(DeviceNodes { device: device.clone(), nodes, kept, admin_access })
     }
 
     fn nodes(&self, gpu: &LiveGpu, device: &DeviceName, carved: Option<Carved>) -> Result<Vec<Node>, PrepareError> {

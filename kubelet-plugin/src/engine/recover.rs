@@ -8,10 +8,17 @@ use std::collections::BTreeSet;
 use kerf_cdi::Device;
 use serde_json::Map;
 
-use super::cdi_edits::Kept;
+use super::cdi_edits::{self, Kept};
 use super::driver_files::DriverFiles;
 use super::record::{AllocationResult, PartitionRecord, PartitionState, Record};
-use super::{Claim, DeviceName, Engine, JournalError, PreparedClaim, PreparedPartition, capabilities};
+use super::{Claim, DeviceName, Engine, GpuError, JournalError, PreparedClaim, PreparedPartition, capabilities};
+
+/// What a CDI file tells.
+pub(super) struct Recovered {
+    pub(super) record: Record,
+    /// Why a partition is not in it, whose GPU could not be asked. Without it the claim can be neither repaired nor released.
+    pub(super) missing: Option<GpuError>,
+}
 
 impl Engine {
     /// The record of every claim: of those whose journal is lost, what their CDI file tells.
@@ -22,12 +29,14 @@ impl Engine {
             tracing::warn!(%error, "journals that were set aside cannot be made up for");
             Vec::new()
         });
-        records.extend(specs.iter().filter(|uid| !known.contains(*uid)).filter_map(|uid| self.recover(uid)));
+        // What is not known of a partition is held with all of its GPU.
+        let recovered = specs.iter().filter(|uid| !known.contains(*uid)).filter_map(|uid| self.recover(uid));
+        records.extend(recovered.map(|recovered| recovered.record));
         Ok(records)
     }
 
     /// A claim's record from its CDI file alone; `None` without one.
-    pub(super) fn recover(&self, uid: &str) -> Option<Record> {
+    pub(super) fn recover(&self, uid: &str) -> Option<Recovered> {
         let spec = match self.specs.read(uid) {
             Ok(spec) => spec?,
             Err(error) => {
@@ -36,29 +45,41 @@ impl Engine {
             }
         };
         let claim = Claim { uid: uid.to_owned(), namespace: String::new(), name: String::new(), devices: Vec::new() };
-        let mut record = Record::new(&claim, self.epoch());
+        let (mut record, mut missing) = (Record::new(&claim, self.epoch()), None);
         let mig_minors = DriverFiles::new(&self.driver_root, &self.host_driver_root).mig_minors().unwrap_or_default();
         for device in &spec.devices {
             let name = device.name.strip_prefix(uid).and_then(|name| name.strip_prefix('-'));
             let Some(name) = name.and_then(|name| name.parse::<DeviceName>().ok()) else { continue };
-            record.partitions.extend(self.recover_partition(&name, device, &mig_minors));
+            let admin_access = cdi_edits::is_admin_access(device);
+            if !admin_access {
+                match self.recover_partition(&name, device, &mig_minors) {
+                    Ok(partition) => record.partitions.extend(partition),
+                    Err(error) => missing = Some(error),
+                }
+            }
             record.results.push(AllocationResult {
                 request: String::new(),
                 pool: String::new(),
                 device: name,
                 share_id: None,
-                admin_access: false,
+                admin_access,
                 extra: Map::new(),
             });
         }
-        Some(record)
+        Some(Recovered { record, missing })
     }
 
-    fn recover_partition(&self, name: &DeviceName, device: &Device, mig_minors: &str) -> Option<PartitionRecord> {
-        let partition = name.as_partition()?;
-        let gpu = self.find_gpu(name.gpu()).ok()?;
-        let geometry = self.geometry(&gpu).ok()?;
-        let offer = geometry.offer_by_label(&partition.label, partition.start)?;
+    /// `None` for a whole GPU, and where nothing of the partition can be live: its GPU is gone, or has no such partition.
+    fn recover_partition(
+        &self,
+        name: &DeviceName,
+        device: &Device,
+        mig_minors: &str,
+    ) -> Result<Option<PartitionRecord>, GpuError> {
+        let Some(partition) = name.as_partition() else { return Ok(None) };
+        let Some(gpu) = self.find_gpu_if_present(name.gpu())? else { return Ok(None) };
+        let geometry = self.geometry(&gpu)?;
+        let Some(offer) = geometry.offer_by_label(&partition.label, partition.start) else { return Ok(None) };
         let mut record = PartitionRecord::planned(name.clone(), offer.profile.id, offer.placement);
         let gpu_instance = device.container_edits.device_nodes.iter().find_map(|node| {
             let minor = node.path.strip_prefix("/dev/")?.strip_prefix(capabilities::NODE_PREFIX)?;
@@ -71,7 +92,7 @@ impl Engine {
             record.kept = kept.is_some();
             record.kept_compute = kept == Some(Kept::Both);
         }
-        Some(record)
+        Ok(Some(record))
     }
 }
 

@@ -86,7 +86,8 @@ impl Engine {
             return false;
         };
         // It may have been prepared again, or finished, since it was listed.
-        let Some(ledger) = Ledger::load(self, uid).filter(|ledger| ledger.record.condemned) else { return false };
+        let known = Ledger::load(self, uid).ok().flatten();
+        let Some(ledger) = known.filter(|ledger| ledger.record.condemned) else { return false };
         match self.release_known(ledger, deadline) {
             Ok(Released::Gone) => true,
             Ok(Released::Condemned(Condemned { why, .. })) => {

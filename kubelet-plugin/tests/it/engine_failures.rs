@@ -8,7 +8,9 @@ use kerf_kubelet_plugin::engine::{Engine, Settings};
 use kerf_mig::Geometry;
 use kerf_nvml::{Code, DriverRoot, Library, MigMode};
 
-use crate::engine_node::{self, Fault, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, claim, prepare, refused, unprepare};
+use crate::engine_node::{
+    self, Fault, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, claim, late, prepare, refused, unprepare,
+};
 
 /// Each call that changes the GPU fails once, with and without having done its work.
 #[test]
@@ -211,6 +213,68 @@ fn a_damaged_journal_loses_nothing() {
             }
         }
     }
+}
+
+/// What the CDI file does not tell is asked of the GPU. As long as that does not answer, the claim is neither half released
+/// nor taken for somebody else's, and it holds its devices.
+#[test]
+fn a_damaged_journal_waits_for_the_gpu() {
+    let node = Node::start(H100);
+    let claim = claim("a", &[MIG_1G, MIG_3G]);
+    let prepared = prepare(&node.engine(), &claim).unwrap();
+    let live = node.live(GPU);
+    for function in ["gpu_at", "facts", "gpu_instance_profiles"] {
+        fs::write(node.settings().claims.join("a.json"), "{").unwrap();
+        // A plugin that has just started, and knows nothing yet. The question comes once for each device.
+        let fails = |devices| {
+            let (engine, faulty) = node.faulty_engine();
+            (0..devices).for_each(|_| faulty.next(function, Fault::Fail(Code::Unknown)));
+            engine
+        };
+        let errors = [
+            refused(&fails(1), &claim),
+            fails(1).unprepare("a", late()).unwrap_err().to_string(),
+            refused(&fails(3), &engine_node::claim("b", &[MIG_2G])),
+        ];
+        for error in &errors[..2] {
+            assert!(error.contains("unknown error"), "{function}: {error}");
+        }
+        assert!(
+            errors[2].contains("held by claim") || errors[2].contains("unknown error"),
+            "{function}: {}",
+            errors[2]
+        );
+        let engine = node.engine();
+        assert_eq!(node.live(GPU), live, "{function}");
+        assert_eq!(prepare(&engine, &claim).unwrap(), prepared, "{function}");
+    }
+    unprepare(&node.engine(), &claim);
+    node.assert_clean(GPU, "gone");
+}
+
+/// The CDI file of a claim that only looks names an instance as its user's does, and is no witness for its own.
+#[test]
+fn a_damaged_journal_of_admin_access_harms_nobody() {
+    let node = Node::start(H100);
+    let engine = node.engine();
+    let user = claim("user", &[MIG_1G]);
+    let mut watcher = claim("watcher", &[MIG_1G]);
+    watcher.devices[0].admin_access = true;
+    let prepared = prepare(&engine, &user).unwrap();
+    let watched = prepare(&engine, &watcher).unwrap();
+    let live = node.live(GPU);
+    for finish in ["prepare", "unprepare"] {
+        fs::write(node.settings().claims.join("watcher.json"), "{").unwrap();
+        assert_eq!(prepare(&engine, &user).unwrap(), prepared, "it holds nothing");
+        if finish == "prepare" {
+            assert_eq!(prepare(&engine, &watcher).unwrap(), watched);
+        } else {
+            unprepare(&engine, &watcher);
+        }
+        assert_eq!(node.live(GPU), live, "{finish}");
+    }
+    unprepare(&engine, &user);
+    node.assert_clean(GPU, "gone");
 }
 
 #[test]
