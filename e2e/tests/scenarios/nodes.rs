@@ -60,7 +60,8 @@ async fn a_mixed_node_offers_its_good_gpus_and_says_why_not_the_others() {
 #[tokio::test]
 async fn a_strangers_instance_blocks_only_what_overlaps_it() {
     let stranger = json!({ "create": { "gpu": "0", "profile": "3g.40gb", "start": 0, "compute": true } });
-    scenario("foreign_instance", NodeFile::new().gpus("h100-80gb", 1).fault(stranger), async |world| {
+    let node = NodeFile::new().gpu(json!({ "product": "h100-80gb", "mig": { "current": true } })).fault(stranger);
+    scenario("foreign_instance", node, async |world| {
         let id = world.instances(1).await?[0].1.id;
         blocked(world, &["-mig-4g40gb-0", "-mig-7g80gb-0", "-mig-1g10gb-0", "-mig-1g10gb-3"]).await?;
         let blocked_entries =
