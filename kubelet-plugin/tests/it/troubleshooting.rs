@@ -57,5 +57,5 @@ fn telling(message: &str) -> String {
     let first = trimmed.clone().find(|part| words(part) >= 3);
     let part = first.or_else(|| trimmed.max_by_key(|part| part.len())).unwrap_or_default();
     // What to do is worded differently on the page.
-    part.split([';', ':']).next().unwrap_or_default().to_owned()
+    part.split([';', ':', '(']).next().unwrap_or_default().trim_end().to_owned()
 }
