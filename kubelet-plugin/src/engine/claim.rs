@@ -61,6 +61,8 @@ pub struct PreparedClaim {
     pub name: String,
     /// Whether it is prepared whole; `false` while it is being prepared or released, or where either failed half-way.
     pub complete: bool,
+    /// Whether a release of it has left something so far.
+    pub stuck: bool,
     /// Whether it was released although something of it is left, see [`super::Released::Condemned`].
     pub condemned: bool,
     /// Whether it was last prepared before the node booted: none of its containers can live.
@@ -82,6 +84,8 @@ pub struct PreparedPartition {
     pub placement: Placement,
     /// Its GPU instance id.
     pub gpu_instance: u32,
+    /// Whether the instance was there before the claim, and stays after it.
+    pub kept: bool,
 }
 
 /// A journal file that could not be used and was moved out of the way.

@@ -65,6 +65,7 @@ impl PreparedClaim {
             namespace: String::new(),
             name: String::new(),
             complete: false,
+            stuck: false,
             condemned: false,
             earlier_boot: false,
             devices: Vec::new(),

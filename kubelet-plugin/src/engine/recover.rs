@@ -114,10 +114,12 @@ impl Record {
                 device: partition.device.clone(),
                 placement: partition.placement,
                 gpu_instance: partition.gpu_instance?,
+                kept: partition.kept,
             })
         };
         PreparedClaim {
             earlier_boot,
+            stuck: self.stuck_since.is_some(),
             condemned: self.condemned,
             complete: self.phase == super::record::Phase::Prepared,
             devices: self.results.iter().map(|result| result.device.to_string()).collect(),

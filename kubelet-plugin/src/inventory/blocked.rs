@@ -15,24 +15,31 @@ pub(super) struct Carved<'a> {
     pub(super) name: &'a dyn Fn(&GpuInstanceStatus) -> Option<String>,
 }
 
-/// What foreign instances and condemned claims keep from being given out, by place.
+/// What foreign instances and claims that cannot be released keep from being given out, by place.
 pub(super) fn find(carved: &Carved<'_>, claims: &[PreparedClaim], policy: ForeignPolicy) -> Vec<Blocked> {
     let foreign = carved.instances.iter().filter(|instance| instance.claim_uid.is_none());
     let foreign = foreign.filter_map(|instance| carved.foreign(instance, policy));
-    let condemned = claims.iter().filter(|claim| claim.condemned).flat_map(|claim| {
-        let left = claim.partitions.iter().filter(|partition| carved.holds(partition));
-        left.map(move |partition| carved.condemned(claim, partition))
+    let of_claims = claims.iter().flat_map(|claim| {
+        let there = claim.partitions.iter().filter(|partition| carved.holds(partition));
+        there.filter_map(move |partition| match (partition.kept, claim.stuck) {
+            (true, _) => Some(carved.kept(claim, partition)),
+            // Before it is condemned, so that the taint is there when the claim is not.
+            (false, true) => Some(carved.condemned(claim, partition)),
+            (false, false) => None,
+        })
     });
-    let mut blocked: Vec<Blocked> = foreign.chain(condemned).collect();
+    let mut blocked: Vec<Blocked> = foreign.chain(of_claims).collect();
     blocked.sort_by_key(|blocked| blocked.placement.as_ref().map(|placement| (placement.start, placement.size)));
     blocked
 }
 
 /// Whether [`find`] may find something, so that it is worth asking for the processes.
 pub(super) fn is_possible(address: PciAddress, instances: &[GpuInstanceStatus], claims: &[PreparedClaim]) -> bool {
-    let is_condemned =
-        |claim: &PreparedClaim| claim.condemned && claim.partitions.iter().any(|partition| partition.gpu == address);
-    instances.iter().any(|instance| instance.claim_uid.is_none()) || claims.iter().any(is_condemned)
+    let may_block = |claim: &PreparedClaim| {
+        let mut here = claim.partitions.iter().filter(|partition| partition.gpu == address);
+        here.any(|partition| claim.stuck || partition.kept)
+    };
+    instances.iter().any(|instance| instance.claim_uid.is_none()) || claims.iter().any(may_block)
 }
 
 impl Carved<'_> {
@@ -60,6 +67,23 @@ impl Carved<'_> {
         let message =
             format!("GPU instance {id} (placement {}:{}) belongs to no claim: {todo}", placement.start, placement.size);
         Some(Blocked { placement: Some(*placement), reason: names::FOREIGN_INSTANCE.to_owned(), message, usable })
+    }
+
+    /// It stays when the claim ends: what overlaps it is never free.
+    fn kept(&self, claim: &PreparedClaim, partition: &PreparedPartition) -> Blocked {
+        let PreparedClaim { uid, namespace, name, .. } = claim;
+        let PreparedPartition { gpu_instance, placement, device, .. } = partition;
+        let message = format!(
+            "GPU instance {gpu_instance} (placement {}:{}) was there before claim {namespace}/{name} ({uid}), which uses it, \
+             and stays after it",
+            placement.start, placement.size
+        );
+        Blocked {
+            placement: Some(MigPlacement { start: placement.start, size: placement.size }),
+            reason: names::FOREIGN_INSTANCE.to_owned(),
+            message,
+            usable: Some(device.to_string()),
+        }
     }
 
     fn condemned(&self, claim: &PreparedClaim, partition: &PreparedPartition) -> Blocked {

@@ -19,6 +19,8 @@ struct Reading {
     modes: MigModes,
     profiles: Result<Vec<Profile>, Error>,
     instances: Vec<GpuInstanceStatus>,
+    /// The claims that explain them, where they were asked for again.
+    claims: Option<Vec<PreparedClaim>>,
 }
 
 /// Everything about a GPU that NVML has opened. Never fails: what cannot be read is said in the entry.
@@ -45,6 +47,7 @@ pub(super) fn read(
             });
             (entry.offer, entry.withheld) = offer::decide(address, mig.as_ref());
             if let Some(reading) = &reading {
+                let claims = reading.claims.as_deref().unwrap_or(claims);
                 entry.blocked = blocked(nvml, gpu, address, reading, claims, host.foreign);
             }
             entry.mig = reading.map(|reading| status(reading, facts.mig_mode_switchable));
@@ -96,13 +99,15 @@ fn read_mig(
     let known = profiles.as_deref().unwrap_or_default();
     let explained =
         |claims: &[PreparedClaim]| read_instances(nvml, gpu, address, known, claims).map_err(|error| error.to_string());
-    let mut instances = explained(claims)?;
+    let (mut instances, mut newer) = (explained(claims)?, None);
     if instances.iter().any(|instance| instance.claim_uid.is_none()) {
         // It may have been carved after the journal was read, or was on its way out. An instance that is there after
         // its journal entry was not is a stranger's.
-        instances = explained(&holding()?)?;
+        let claims = holding()?;
+        instances = explained(&claims)?;
+        newer = Some(claims);
     }
-    Ok(Some(Reading { modes, profiles, instances }))
+    Ok(Some(Reading { modes, profiles, instances, claims: newer }))
 }
 
 fn blocked(

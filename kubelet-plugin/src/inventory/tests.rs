@@ -152,6 +152,7 @@ fn claim(uid: &str, devices: &[&str], partitions: Vec<PreparedPartition>) -> Pre
         namespace: "default".into(),
         name: uid.into(),
         complete: true,
+        stuck: false,
         condemned: false,
         earlier_boot: false,
         devices: devices.iter().map(|device| (*device).to_owned()).collect(),
@@ -325,6 +326,7 @@ fn instances_are_explained_by_claims_or_block_their_place() {
         gpu: "0000:3b:00.0".parse().unwrap(),
         placement: Placement { start: 4, size: 1 },
         gpu_instance: 9,
+        kept: false,
     };
     let by_id = claim("by-id", &[device], vec![partition]);
 
@@ -354,6 +356,30 @@ fn instances_are_explained_by_claims_or_block_their_place() {
     }
     assert_eq!(gpu.mig.as_ref().unwrap().instances.len(), 2, "it is reported all the same");
     assert!(!foreign.suspect);
+}
+
+/// It stays when the claim ends, so what overlaps it is never free: not for a moment between two readings.
+#[test]
+fn an_instance_that_is_kept_blocks_its_place_while_a_claim_uses_it() {
+    let device = "gpu-3b-00-0-mig-1g10gb-4";
+    let partition = PreparedPartition {
+        device: device.parse().unwrap(),
+        gpu: "0000:3b:00.0".parse().unwrap(),
+        placement: Placement { start: 4, size: 1 },
+        gpu_instance: 9,
+        kept: true,
+    };
+    let gpu = FakeGpu {
+        instances: Ok(vec![instance(9, 4)]),
+        processes: Ok(vec![Process { pid: std::process::id(), gpu_instance: Some(9) }]),
+        ..mig_gpu(0x3b, "Hopper", MigMode::Enabled, MigMode::Enabled)
+    };
+    let inventory = read_node(vec![gpu], vec![claim("user", &[device], vec![partition])]);
+    let gpu = &inventory.status.gpus[0];
+    let [blocked] = &gpu.blocked[..] else { panic!("{gpu:?}") };
+    assert_eq!((blocked.reason.as_str(), blocked.usable.as_deref()), ("ForeignInstance", Some(device)));
+    assert_eq!(blocked.placement, Some(MigPlacement { start: 4, size: 1 }));
+    assert!(blocked.message.contains("was there before claim default/user (user)"), "{}", blocked.message);
 }
 
 /// Under each policy, idle, in use, and where nobody knows.
@@ -394,9 +420,10 @@ fn what_a_condemned_claim_has_left_is_blocked() {
         gpu: "0000:3b:00.0".parse().unwrap(),
         placement: Placement { start: 5, size: 1 },
         gpu_instance: 3,
+        kept: false,
     };
     let ended = claim("ended", &["gpu-3b-00-0-mig-1g10gb-5", "gpu-5e-00-0"], vec![left]);
-    let ended = PreparedClaim { condemned: true, ..ended };
+    let ended = PreparedClaim { stuck: true, ..ended };
     for (instances, blocked) in [(vec![instance(3, 5)], 1), (Vec::new(), 0)] {
         let gpu = FakeGpu {
             instances: Ok(instances),

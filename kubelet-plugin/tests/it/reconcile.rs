@@ -74,6 +74,7 @@ fn known(name: &str) -> PreparedClaim {
         namespace: "team".into(),
         name: name.into(),
         complete: true,
+        stuck: false,
         condemned: false,
         earlier_boot: false,
         devices: vec!["gpu-3b-00-0".into()],
