@@ -12,7 +12,6 @@ const SOURCES: [&str; 6] = [
     "src/driver.rs",
 ];
 
-
 #[test]
 fn every_message_is_explained() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
