@@ -38,7 +38,7 @@ const CODES: [Code; 13] = [
     Code::Uninitialized,
 ];
 
-/// So many of [`CODES`] are tried for the first call of a function, and for its second and third. `KERF_FAULTS=all` tries all.
+/// So many of [`CODES`] are tried for the first call of a function, and for its second and third. `KERF_TORTURE=all` tries all.
 #[derive(Clone, Copy)]
 struct Codes {
     first: usize,
@@ -374,7 +374,7 @@ pub(crate) fn is_clear(error: &str) -> anyhow::Result<()> {
 
 /// Plays all cases of a layer for one claim. At least so many are met.
 fn play_all(gpus: &str, devices: &[&str], in_driver: bool, codes: Codes, at_least: u32) {
-    let all = std::env::var("KERF_FAULTS").is_ok_and(|faults| faults == "all");
+    let all = std::env::var("KERF_TORTURE").is_ok_and(|torture| torture == "all");
     let Codes { first, later } = if all { Codes { first: CODES.len(), later: CODES.len() } } else { codes };
     let functions = if in_driver { &DRIVER[..] } else { &TRAIT[..] };
     let mut bench = Bench::new(gpus, devices, in_driver);

@@ -135,31 +135,31 @@ fn mix(number: u64) -> u64 {
 impl Op {
     pub(super) fn random(random: &mut Random) -> Op {
         match random.below(100) {
-            0..34 => Op::Call(Call::random(random)),
-            34..46 => Op::Crash { call: Call::random(random), moment: random.below(26) },
-            46..57 => Op::Fault {
+            0..30 => Op::Call(Call::random(random)),
+            30..42 => Op::Crash { call: Call::random(random), moment: random.below(26) },
+            42..57 => Op::Fault {
                 call: Call::random(random),
                 function: random.one_of(&FUNCTIONS),
-                nth: 1 + u32::try_from(random.below(3)).expect("it is small"),
+                nth: random.one_of(&[1, 1, 1, 2, 3]),
                 code: random.one_of(&CODES),
                 after: random.percent(30),
             },
-            57..66 => Op::Both(Ask::random(random), Ask::random(random)),
-            66..69 => Op::Restart { engine: random.below(2), patient: random.percent(60) },
+            57..67 => Op::Both(Ask::random(random), Ask::random(random)),
+            67..69 => Op::Restart { engine: random.below(2), patient: random.percent(40) },
             69..71 => Op::Retry { engine: random.below(2) },
-            71..75 => Op::Reconcile {
+            71..76 => Op::Reconcile {
                 engine: random.below(2),
                 minutes: random.one_of(&[1, 2, 3]),
                 outage: random.percent(25),
             },
-            75..77 => Op::Vanishes(random.pick()),
-            77..79 => Op::Reload,
-            79..81 => Op::Reboot,
-            81..85 => Op::ForeignComes { gpu: random.below(4), device: random.pick(), compute: random.percent(50) },
-            85..88 => Op::ForeignGoes(random.pick()),
+            76..79 => Op::Vanishes(random.pick()),
+            79..80 => Op::Reload,
+            80..81 => Op::Reboot,
+            81..86 => Op::ForeignComes { gpu: random.below(4), device: random.pick(), compute: random.percent(50) },
+            86..88 => Op::ForeignGoes(random.pick()),
             88..89 => Op::Robbed(random.pick()),
-            89..92 => Op::BusyComes(random.pick()),
-            92..96 => Op::BusyGoes(random.pick()),
+            89..94 => Op::BusyComes(random.pick()),
+            94..96 => Op::BusyGoes(random.pick()),
             _ => Op::Spoilt {
                 claim: random.pick(),
                 file: random.one_of(&[Which::Journal, Which::Cdi]),
@@ -178,12 +178,12 @@ impl Call {
 impl Ask {
     fn random(random: &mut Random) -> Ask {
         match random.below(100) {
-            0..50 => {
-                let number = random.one_of(&[1, 1, 1, 2, 2, 3]);
+            0..45 => {
+                let number = random.one_of(&[1, 1, 1, 1, 2, 3]);
                 Ask::New((0..number).map(|_| (random.below(4), random.pick())).collect())
             }
-            50..68 => Ask::Again(random.pick()),
-            68..98 => Ask::Unprepare(random.pick()),
+            45..62 => Ask::Again(random.pick()),
+            62..98 => Ask::Unprepare(random.pick()),
             _ => Ask::Stranger,
         }
     }

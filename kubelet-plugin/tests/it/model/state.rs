@@ -196,9 +196,7 @@ impl Model {
                 return (whole.next().is_some() && device.part.is_some()).then_some(Why::ModeBusy);
             }
             [only] if device.is(only) && !is_used(only) => {
-                if self.policy == ForeignPolicy::Keep {
-                    kept.push(only.clone());
-                }
+                kept.extend((self.policy == ForeignPolicy::Keep).then(|| only.clone()));
             }
             others if self.policy == ForeignPolicy::Keep || others.iter().any(is_used) => return Some(Why::Foreign),
             _ => {}
