@@ -423,14 +423,20 @@ fn what_a_condemned_claim_has_left_is_blocked() {
         kept: false,
     };
     let ended = claim("ended", &["gpu-3b-00-0-mig-1g10gb-5", "gpu-5e-00-0"], vec![left]);
-    let ended = PreparedClaim { stuck: true, ..ended };
-    for (instances, blocked) in [(vec![instance(3, 5)], 1), (Vec::new(), 0)] {
+    let stuck = PreparedClaim { stuck: true, ..ended };
+    let ended = PreparedClaim { condemned: true, ..stuck.clone() };
+    for (claim, instances, blocked, held) in [
+        (&ended, vec![instance(3, 5)], 1, 0),
+        (&ended, Vec::new(), 0, 0),
+        // It is blocked before it is condemned: in between the scheduler could give it out.
+        (&stuck, vec![instance(3, 5)], 1, 2),
+    ] {
         let gpu = FakeGpu {
             instances: Ok(instances),
             processes: Ok(vec![Process { pid: std::process::id(), gpu_instance: Some(3) }]),
             ..mig_gpu(0x3b, "Hopper", MigMode::Enabled, MigMode::Enabled)
         };
-        let inventory = read_node(vec![gpu], vec![ended.clone()]);
+        let inventory = read_node(vec![gpu], vec![claim.clone()]);
         let gpu = &inventory.status.gpus[0];
         assert_eq!((gpu.offer, reason(gpu)), (GpuOffer::WholeOrPartitions, None));
         assert_eq!(gpu.blocked.len(), blocked);
@@ -444,7 +450,7 @@ fn what_a_condemned_claim_has_left_is_blocked() {
                 found.message
             );
         }
-        assert_eq!(inventory.held, [], "no pod has it any more");
+        assert_eq!(inventory.held.len(), held, "a pod has it until it is condemned");
     }
 }
 

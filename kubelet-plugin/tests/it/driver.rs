@@ -70,10 +70,13 @@ fn a_strangers_instance_blocks_its_place_until_it_is_gone() {
     assert!(blocked.message.contains(&format!("GPU instance {} (placement 2:1)", stranger.id)), "{}", blocked.message);
     assert_eq!(found.mig.as_ref().unwrap().instances[0].claim_uid, None);
 
-    // Claimed as it is, it is in nobody's way.
+    // It can be claimed as it is, and blocks its place all the same: it stays when the claim ends.
     let late = Instant::now() + Duration::from_secs(60);
     driver.prepare(&claim("a", &[usable]), late).unwrap();
-    assert_eq!(driver.read_inventory().status.gpus[0].blocked, []);
+    let claimed = driver.read_inventory().status.gpus.remove(0);
+    let [blocked] = &claimed.blocked[..] else { panic!("{claimed:?}") };
+    assert_eq!((blocked.placement, blocked.usable.as_deref()), (Some(placement), Some(usable)));
+    assert_eq!(claimed.mig.unwrap().instances[0].claim_uid.as_deref(), Some("a"));
     driver.unprepare("a", late).unwrap();
     assert_eq!(driver.read_inventory().status.gpus[0].blocked.len(), 1);
 
