@@ -85,7 +85,7 @@ fuzz: ## Look for inputs that break a promise (SECONDS_EACH, TARGETS)
 	  $(FUZZ)/$(HOST)/release/$$target -max_total_time=$(SECONDS_EACH) -timeout=10 -rss_limit_mb=2048 -print_funcs=0 \
 	    -print_final_stats=1 -artifact_prefix=$(FUZZ)/$$target- $(FUZZ)/corpus/$$target fuzz/corpus/$$target \
 	    >$(FUZZ)/$$target.log 2>&1 || { tail -n 40 $(FUZZ)/$$target.log; exit 1; }; \
-	  echo "$$target: $$(grep -h DONE $(FUZZ)/$$target.log)"; \
+	  echo "$$target: $$(grep -ah DONE $(FUZZ)/$$target.log)"; \
 	done
 
 bench: $(CLUSTER) ## Measure prepare, unprepare, memory and size (target/bench/report.json)

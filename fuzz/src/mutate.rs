@@ -4,7 +4,8 @@ use libfuzzer_sys::fuzzer_mutate;
 use serde_json::{Map, Number, Value};
 
 /// Numbers at which arithmetic breaks.
-const NUMBERS: [u64; 12] = [0, 1, 2, 7, 31, 32, 33, 64, u32::MAX as u64 - 1, u32::MAX as u64, i64::MAX as u64, u64::MAX];
+const NUMBERS: [u64; 12] =
+    [0, 1, 2, 7, 31, 32, 33, 64, u32::MAX as u64 - 1, u32::MAX as u64, i64::MAX as u64, u64::MAX];
 
 /// A custom mutator of libFuzzer for JSON; every fourth change, and every change of what is no JSON, is one of bytes.
 pub fn json(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {

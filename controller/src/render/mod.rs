@@ -106,6 +106,10 @@ impl<'a> Layout<'a> {
             self.leave_out(&gpu.name, "the name is not a DNS label");
             return;
         }
+        if gpu.name.contains("-mig-") {
+            self.leave_out(&gpu.name, "the name of a GPU must not be one of a partition");
+            return;
+        }
         if !self.gpus.insert(gpu.name.clone()) {
             self.leave_out(&gpu.name, "the name is used twice on this node");
             return;
@@ -116,7 +120,7 @@ impl<'a> Layout<'a> {
         });
         let (blocks, doubts) = Blocks::of(gpu, &geometry);
         self.remarks.extend(doubts.into_iter().map(|why| Remark::Doubtful { gpu: gpu.name.clone(), why }));
-        let cut = gpu.offer != GpuOffer::Whole && !geometry.is_empty();
+        let cut = gpu.offer != GpuOffer::Whole && geometry.memory_slices() > 0;
         let exclusion = if cut { self.exclusion(gpu, &geometry) } else { None };
         let forms = forms(gpu, cut, exclusion.is_some());
         let (mut devices, left_out) = device::devices(status, gpu, &geometry, forms, exclusion.as_ref(), &blocks);

@@ -23,8 +23,11 @@ pub use gpu_node::gpu_node;
 pub use journal::journal;
 pub use opaque::opaque_config;
 
+/// What must hold for any bytes; a panic where it does not.
+pub type Check = fn(&[u8]);
+
 /// Every check by the name of its target.
-pub const TARGETS: [(&str, fn(&[u8])); 6] = [
+pub const TARGETS: [(&str, Check); 6] = [
     ("cdi_name", cdi_name),
     ("cdi_spec", cdi_spec),
     ("device_name", device_name),

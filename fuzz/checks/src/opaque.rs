@@ -1,7 +1,7 @@
 //! Opaque configurations, as anyone who may write a claim writes them.
 
 use kerf_api::opaque::{API_VERSION, DeviceConfig};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::json;
 
@@ -49,9 +49,8 @@ fn normal(document: Value) -> Value {
                 _ => (name, normal(value)),
             })
             .filter(|(name, value)| {
-                !value.is_null()
-                    && !(name == "defaultPerDevicePinnedMemoryLimit"
-                        && *value == Value::Object([].into_iter().collect()))
+                let no_limits = name == "defaultPerDevicePinnedMemoryLimit" && *value == json!({});
+                !value.is_null() && !no_limits
             })
             .collect(),
         other => other,
