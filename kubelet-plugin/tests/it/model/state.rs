@@ -132,7 +132,7 @@ impl Known {
         self.devices.iter().filter(|_| self.is_explained()).filter(left)
     }
 
-    pub(super) fn owns(&self, instance: &Instance) -> bool {
+    fn may_own(&self, instance: &Instance) -> bool {
         self.on_gpu != OnGpu::Nothing && self.holds().any(|device| device.is(instance))
     }
 }
@@ -166,9 +166,11 @@ impl Model {
             }
         }
         let before = self.foreign.clone();
+        // A new claim of nothing but whole GPUs is journalled last.
+        let is_journalled = devices.iter().any(|device| device.part.is_some());
         let mut kept = self.claims.get(uid).map_or_else(Vec::new, |known| known.kept.clone());
         for device in devices {
-            if let Some(why) = self.make_room(device, &mut kept) {
+            if let Some(why) = self.make_room(uid, is_journalled, device, &mut kept) {
                 if self.policy == ForeignPolicy::Keep {
                     self.foreign = before;
                 }
@@ -185,7 +187,14 @@ impl Model {
     }
 
     /// What others have made in a device's place is taken, or destroyed, or why it is in the way.
-    fn make_room(&mut self, device: &Device, kept: &mut Vec<Instance>) -> Option<Why> {
+    fn make_room(
+        &mut self,
+        uid: &str,
+        is_journalled: bool,
+        device: &Device,
+        kept: &mut Vec<Instance>,
+    ) -> Option<Why> {
+        let is_told_apart = self.claims.iter().all(|(other, known)| known.is_explained() || is_journalled && other == uid);
         let in_place: Vec<_> = self.foreign.iter().filter(|instance| device.meets(instance)).cloned().collect();
         let is_used = |instance: &Instance| {
             self.busy.iter().any(|busy| busy.instance == Some(instance.id) && busy.gpu == instance.gpu)
@@ -195,6 +204,8 @@ impl Model {
                 let mut whole = self.busy.iter().filter(|busy| busy.gpu == device.gpu && busy.instance.is_none());
                 return (whole.next().is_some() && device.part.is_some()).then_some(Why::ModeBusy);
             }
+            // It may be of a claim whose files cannot be read.
+            _ if !is_told_apart => return Some(Why::Foreign),
             [only] if device.is(only) && !is_used(only) => {
                 kept.extend((self.policy == ForeignPolicy::Keep).then(|| only.clone()));
             }
@@ -231,16 +242,19 @@ impl Model {
         // A compute instance that was there before is not touched.
         let stays =
             |instance: &Instance| known.kept.iter().any(|kept| kept.is_same(instance) && !kept.compute.is_empty());
-        let mut own = truth.instances.iter().filter(|instance| known.owns(instance) && !stays(instance));
+        let mut own = truth.instances.iter().filter(|instance| self.owns(known, instance) && !stays(instance));
         own.any(|instance| self.busy.iter().any(|busy| busy.uses(instance)))
     }
 
-    /// What a claim's journal says of instances that were there before it: `names` of the devices that it keeps.
-    pub(super) fn sync_kept(&mut self, uid: &str, names: &[String]) {
+    /// What a claim's journal says of instances that were there before it: names of the devices whose instance is its own by
+    /// now, and of those whose instance it keeps.
+    pub(super) fn sync_taken(&mut self, uid: &str, own: &[String], kept: &[String]) {
         let Some(known) = self.claims.get_mut(uid).filter(|known| known.on_gpu != OnGpu::Nothing) else { return };
-        let is_kept = |instance: &Instance| {
+        let is_of = |names: &[String], instance: &Instance| {
             known.devices.iter().any(|device| device.is(instance) && names.contains(&device.name))
         };
+        self.foreign.retain(|instance| !is_of(own, instance));
+        let is_kept = |instance: &Instance| is_of(kept, instance);
         let (kept, given_back): (Vec<_>, Vec<_>) = known.kept.drain(..).partition(is_kept);
         let (taken, foreign): (Vec<_>, Vec<_>) = self.foreign.drain(..).partition(is_kept);
         known.kept = kept.into_iter().chain(taken).collect();
@@ -262,7 +276,7 @@ impl Model {
 
     /// What nothing explains any more is nobody's.
     pub(super) fn disown(&mut self, truth: &Truth) {
-        let explained = |instance: &&Instance| self.claims.values().any(|known| known.owns(instance));
+        let explained = |instance: &&Instance| self.claims.values().any(|known| known.may_own(instance));
         let lost: Vec<_> = self.claims.values().filter(|known| !known.is_explained()).collect();
         let was_theirs = |instance: &&Instance| {
             lost.iter()
@@ -280,12 +294,17 @@ impl Model {
         }
     }
 
+    /// Whether an instance is a claim's: one of somebody else may lie where the claim's should be.
+    pub(super) fn owns(&self, known: &Known, instance: &Instance) -> bool {
+        known.may_own(instance) && !self.foreign.contains(instance)
+    }
+
     /// Whether what is on the GPUs is what must be there.
     pub(super) fn check(&self, truth: &Truth) -> Result<(), String> {
         for instance in &truth.instances {
             let foreign = self.foreign.iter().filter(|foreign| *foreign == instance).count();
             let owners: Vec<_> =
-                self.claims.iter().filter(|(_, known)| known.owns(instance)).map(|(uid, _)| uid).collect();
+                self.claims.iter().filter(|(_, known)| self.owns(known, instance)).map(|(uid, _)| uid).collect();
             if foreign + owners.len() != 1 {
                 return Err(format!("{instance:?} is of {foreign} others and of {owners:?}"));
             }
@@ -301,7 +320,7 @@ impl Model {
         for (number, (uid, known)) in live.iter().enumerate() {
             for device in &known.devices {
                 match is_there(&|instance| device.is(instance)) {
-                    Some(instance) if instance.compute.len() == 1 => {}
+                    Some(instance) if instance.compute.len() == 1 && !self.foreign.contains(instance) => {}
                     None if device.part.is_none() && !truth.mig[device.gpu] => {}
                     found => return Err(format!("{uid} has of {device:?}: {found:?}, MIG {:?}", truth.mig)),
                 }

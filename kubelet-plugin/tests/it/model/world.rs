@@ -439,12 +439,15 @@ impl World {
             return;
         }
         let partitions = record["partitions"].as_array().unwrap();
-        let names = |chosen: &dyn Fn(&Value) -> bool| {
-            let chosen = partitions.iter().filter(|partition| chosen(partition));
-            chosen.map(|partition| partition["device"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-        };
-        known.condemned = (record["condemned"] == true).then(|| names(&|partition| partition["state"] != "Planned"));
-        self.model.sync_kept(uid, &names(&|partition| partition["kept"] == true));
+        let name = |partition: &Value| partition["device"].as_str().unwrap().to_owned();
+        let left = partitions.iter().filter(|partition| partition["state"] != "Planned");
+        known.condemned = (record["condemned"] == true).then(|| left.map(name).collect());
+        let (own, kept): (Vec<_>, Vec<_>) = partitions
+            .iter()
+            .filter(|partition| partition["state"] == "Carved")
+            .partition(|partition| partition["kept"] != true);
+        let [own, kept] = [own, kept].map(|partitions| partitions.into_iter().map(name).collect::<Vec<_>>());
+        self.model.sync_taken(uid, &own, &kept);
     }
 
     fn retry(&mut self, number: usize) -> anyhow::Result<()> {
@@ -563,11 +566,12 @@ impl World {
 
     fn rob(&mut self, number: usize) {
         let truth = self.truth();
-        let is_owned = |instance: &&Instance| self.model.claims.values().any(|known| known.owns(instance));
+        let is_owned = |instance: &&Instance| self.model.claims.values().any(|it| self.model.owns(it, instance));
         let owned: Vec<_> = truth.instances.iter().filter(is_owned).collect();
         let Some(instance) = pick(&owned, number) else { return };
         if self.client.destroy(instance.gpu, instance.id).is_ok() {
-            for known in self.model.claims.values_mut().filter(|known| known.owns(instance)) {
+            let owner = |known: &&mut Known| known.devices.iter().any(|device| device.is(instance));
+            for known in self.model.claims.values_mut().filter(owner).filter(|known| known.on_gpu != OnGpu::Nothing) {
                 known.on_gpu = OnGpu::Part;
                 known.kept.retain(|kept| (kept.gpu, kept.id) != (instance.gpu, instance.id));
             }
@@ -577,7 +581,8 @@ impl World {
     fn busy_comes(&mut self, number: usize) {
         let truth = self.truth();
         let live = || self.model.claims.values().filter(|known| known.on_gpu == OnGpu::Whole);
-        let is_used = |it: &&Instance| self.model.foreign.contains(it) || live().any(|known| known.owns(it));
+        let is_used =
+            |it: &&Instance| self.model.foreign.contains(it) || live().any(|known| self.model.owns(known, it));
         let instances = truth.instances.iter().filter(is_used).map(|it| (it.gpu, Some(it.id)));
         let whole = live().flat_map(|known| known.devices.iter().filter(|it| it.part.is_none()));
         let users: Vec<_> = instances.chain(whole.map(|device| (device.gpu, None))).collect();
