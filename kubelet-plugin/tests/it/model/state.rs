@@ -187,14 +187,9 @@ impl Model {
     }
 
     /// What others have made in a device's place is taken, or destroyed, or why it is in the way.
-    fn make_room(
-        &mut self,
-        uid: &str,
-        is_journalled: bool,
-        device: &Device,
-        kept: &mut Vec<Instance>,
-    ) -> Option<Why> {
-        let is_told_apart = self.claims.iter().all(|(other, known)| known.is_explained() || is_journalled && other == uid);
+    fn make_room(&mut self, uid: &str, is_journalled: bool, device: &Device, kept: &mut Vec<Instance>) -> Option<Why> {
+        let is_told_apart =
+            self.claims.iter().all(|(other, known)| known.is_explained() || is_journalled && other == uid);
         let in_place: Vec<_> = self.foreign.iter().filter(|instance| device.meets(instance)).cloned().collect();
         let is_used = |instance: &Instance| {
             self.busy.iter().any(|busy| busy.instance == Some(instance.id) && busy.gpu == instance.gpu)

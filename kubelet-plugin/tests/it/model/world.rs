@@ -352,9 +352,8 @@ impl World {
             let former = std::mem::replace(&mut self.model, model);
             let mut learn = requests.iter().zip(&outcomes);
             let learnt = learn.try_for_each(|(request, outcome)| self.learn(request, Some(outcome)));
-            let truth = self.truth();
-            self.model.disown(&truth);
-            match learnt.and_then(|()| self.model.check(&truth).map_err(anyhow::Error::msg)) {
+            self.model.disown(&self.truth());
+            match learnt.and_then(|()| self.check()) {
                 Ok(()) => return Ok(()),
                 Err(error) => why = error.to_string(),
             }
