@@ -135,31 +135,31 @@ fn mix(number: u64) -> u64 {
 impl Op {
     pub(super) fn random(random: &mut Random) -> Op {
         match random.below(100) {
-            0..30 => Op::Call(Call::random(random)),
-            30..42 => Op::Crash { call: Call::random(random), moment: random.below(26) },
-            42..57 => Op::Fault {
+            0..28 => Op::Call(Call::random(random)),
+            28..40 => Op::Crash { call: Call::random(random), moment: random.below(26) },
+            40..55 => Op::Fault {
                 call: Call::random(random),
                 function: random.one_of(&FUNCTIONS),
                 nth: random.one_of(&[1, 1, 1, 2, 3]),
                 code: random.one_of(&CODES),
                 after: random.percent(30),
             },
-            57..67 => Op::Both(Ask::random(random), Ask::random(random)),
-            67..69 => Op::Restart { engine: random.below(2), patient: random.percent(40) },
-            69..71 => Op::Retry { engine: random.below(2) },
-            71..76 => Op::Reconcile {
+            55..63 => Op::Both(Ask::random(random), Ask::random(random)),
+            63..65 => Op::Restart { engine: random.below(2), patient: random.percent(40) },
+            65..69 => Op::Retry { engine: random.below(2) },
+            69..74 => Op::Reconcile {
                 engine: random.below(2),
                 minutes: random.one_of(&[1, 2, 3]),
                 outage: random.percent(25),
             },
-            76..79 => Op::Vanishes(random.pick()),
-            79..80 => Op::Reload,
-            80..81 => Op::Reboot,
-            81..86 => Op::ForeignComes { gpu: random.below(4), device: random.pick(), compute: random.percent(50) },
-            86..88 => Op::ForeignGoes(random.pick()),
-            88..89 => Op::Robbed(random.pick()),
-            89..94 => Op::BusyComes(random.pick()),
-            94..96 => Op::BusyGoes(random.pick()),
+            74..77 => Op::Vanishes(random.pick()),
+            77..78 => Op::Reload,
+            78..79 => Op::Reboot,
+            79..84 => Op::ForeignComes { gpu: random.below(4), device: random.pick(), compute: random.percent(50) },
+            84..86 => Op::ForeignGoes(random.pick()),
+            86..87 => Op::Robbed(random.pick()),
+            87..92 => Op::BusyComes(random.pick()),
+            92..96 => Op::BusyGoes(random.pick()),
             _ => Op::Spoilt {
                 claim: random.pick(),
                 file: random.one_of(&[Which::Journal, Which::Cdi]),

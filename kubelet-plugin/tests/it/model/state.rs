@@ -331,7 +331,7 @@ impl Model {
 
 impl Instance {
     /// The same, whatever was made in it.
-    fn is_same(&self, other: &Instance) -> bool {
+    pub(super) fn is_same(&self, other: &Instance) -> bool {
         (self.gpu, self.id, self.part) == (other.gpu, other.id, other.part)
     }
 }
