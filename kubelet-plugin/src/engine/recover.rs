@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use kerf_cdi::Device;
+use kerf_nvml::{Code, Error};
 use serde_json::Map;
 
 use super::cdi_edits::{self, Kept};
@@ -79,12 +80,23 @@ impl Engine {
         let Some(partition) = name.as_partition() else { return Ok(None) };
         let Some(gpu) = self.find_gpu_if_present(name.gpu())? else { return Ok(None) };
         let geometry = self.geometry(&gpu)?;
-        let Some(offer) = geometry.offer_by_label(&partition.label, partition.start) else { return Ok(None) };
-        let mut record = PartitionRecord::planned(name.clone(), offer.profile.id, offer.placement);
         let gpu_instance = device.container_edits.device_nodes.iter().find_map(|node| {
             let minor = node.path.strip_prefix("/dev/")?.strip_prefix(capabilities::NODE_PREFIX)?;
             capabilities::gpu_instance_of_minor(mig_minors, minor.parse().ok()?)
         });
+        let Some(offer) = geometry.offer_by_label(&partition.label, partition.start) else {
+            let Some(id) = gpu_instance else { return Ok(None) };
+            // An instance without a profile: the profiles were not all read.
+            let code = match self.nvml.compute_instances(gpu.handle, id) {
+                Err(error) if error.is_gone() => return Ok(None),
+                Err(error) => error.code,
+                Ok(_) => Code::NotFound,
+            };
+            self.gpus.forget(&BTreeSet::from([gpu.address]));
+            let call = "nvmlDeviceGetGpuInstanceProfileInfo";
+            return Err(gpu.failed("find the profile of a live GPU instance")(Error { call, code }));
+        };
+        let mut record = PartitionRecord::planned(name.clone(), offer.profile.id, offer.placement);
         if gpu_instance.is_some() {
             record.state = PartitionState::Carved;
             record.gpu_instance = gpu_instance;

@@ -342,16 +342,9 @@ fn is_gone_for_good(case: Case) -> bool {
     case.code == Code::GpuIsLost || (case.code == Code::NotFound && finds_it)
 }
 
-/// The answer of a GPU that has no MIG, or not this profile, where nothing else is known that would belie it.
+/// The answer of a GPU that has no MIG: nothing else is known that would belie it.
 fn is_all_that_is_known(case: Case) -> bool {
-    let is_absent = matches!(case.code, Code::NotSupported | Code::NotFound);
-    match case.function {
-        "nvmlDeviceGetMigMode" => case.code == Code::NotSupported,
-        "nvmlDeviceGetGpuInstanceProfileInfo" | "nvmlDeviceGetGpuInstancePossiblePlacements" => {
-            is_absent && case.during == During::Rescue
-        }
-        _ => false,
-    }
+    case.function == "nvmlDeviceGetMigMode" && case.code == Code::NotSupported
 }
 
 /// One sentence for a person: what it is about, and what to do.
