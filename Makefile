@@ -60,7 +60,7 @@ unit: build ## Unit and integration tests, no cluster needed
 	cd e2e/cluster && go test ./...
 
 torture: build ## The long tests in full (KERF_SEED chooses what `make test` runs of them)
-	KERF_TORTURE=all KERF_MODEL_OPS=10000 cargo test --workspace --test it -- --nocapture survives_sigkill model::
+	KERF_TORTURE=all KERF_MODEL_OPS=10000 cargo test --workspace --test it -- --nocapture survives_sigkill model:: fault_matrix::
 	KERF_TORTURE_PODS=200 KERF_OUTAGE_SECONDS=120 $(MAKE) e2e TEST="faults:: torture::"
 
 doc: ## API documentation, warnings denied
