@@ -59,8 +59,8 @@ func (c *cluster) components() []component {
 
 // choose finds the components that a name and an optional node mean.
 func (c *cluster) choose(name, node string) ([]component, error) {
-	if node != "" && !slices.Contains(c.Nodes, node) {
-		return nil, usageError("there is no node %q: the cluster has %q", node, c.Nodes)
+	if _, err := c.nodesNamed(node); err != nil {
+		return nil, err
 	}
 	var chosen []component
 	for _, p := range c.components() {
@@ -234,21 +234,11 @@ func cmdComponent(verb string, args []string) error {
 	if len(words) != 1 {
 		return usageError("%s takes one component, not %q", verb, words)
 	}
-	if err := checkMachine(); err != nil {
-		return err
-	}
-	c, err := loadCluster(*name)
-	if err != nil {
-		return err
-	}
-	unlock, err := c.lock()
+	c, unlock, err := holdCluster(*name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if _, err := c.load(); err != nil { // again, now that nobody changes it
-		return err
-	}
 	parts, err := c.choose(words[0], *node)
 	if err != nil {
 		return err

@@ -40,8 +40,8 @@ func cmdExec(args []string) error {
 	if err != nil {
 		return err
 	}
-	if *node != "" && !slices.Contains(c.Nodes, *node) {
-		return usageError("there is no node %q: the cluster has %q", *node, c.Nodes)
+	if _, err := c.nodesNamed(*node); err != nil {
+		return err
 	}
 	inside, err := c.enter(*node)
 	if err != nil {

@@ -20,26 +20,14 @@ func cmdPowerOff(args []string) error {
 	if len(words) > 1 || rest != nil {
 		return usageError("power-off takes one node or none, not %q", append(words, rest...))
 	}
-	if err := checkMachine(); err != nil {
-		return err
-	}
-	c, err := loadCluster(*name)
-	if err != nil {
-		return err
-	}
-	unlock, err := c.lock()
+	c, unlock, err := holdCluster(*name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if _, err := c.load(); err != nil { // again, now that nobody changes it
+	nodes, err := c.nodesNamed(strings.Join(words, ""))
+	if err != nil {
 		return err
-	}
-	nodes := c.Nodes
-	if len(words) == 1 {
-		if nodes = words; !slices.Contains(c.Nodes, words[0]) {
-			return usageError("there is no node %q: the cluster has %q", words[0], c.Nodes)
-		}
 	}
 	for _, node := range nodes {
 		if err := c.powerOff(node); err != nil {

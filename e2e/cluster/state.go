@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 )
 
 // cluster is one cluster's state folder and what is recorded there.
@@ -80,6 +81,35 @@ func loadCluster(name string) (*cluster, error) {
 		err = fmt.Errorf("there is no cluster %q in %s: run `kerf-cluster up`", name, c.dir)
 	}
 	return c, err
+}
+
+// holdCluster opens a cluster that was brought up before and keeps other runs of the tool away from it until unlock.
+func holdCluster(name string) (c *cluster, unlock func(), err error) {
+	if err := checkMachine(); err != nil {
+		return nil, nil, err
+	}
+	if c, err = loadCluster(name); err != nil {
+		return nil, nil, err
+	}
+	if unlock, err = c.lock(); err != nil {
+		return nil, nil, err
+	}
+	if _, err := c.load(); err != nil { // again, now that nobody changes it
+		unlock()
+		return nil, nil, err
+	}
+	return c, unlock, nil
+}
+
+// nodesNamed are the node of this name, or all with no name.
+func (c *cluster) nodesNamed(name string) ([]string, error) {
+	if name == "" {
+		return c.Nodes, nil
+	}
+	if !slices.Contains(c.Nodes, name) {
+		return nil, usageError("there is no node %q: the cluster has %q", name, c.Nodes)
+	}
+	return []string{name}, nil
 }
 
 // load reads the settings and reports whether there are any.

@@ -138,12 +138,9 @@ func cmdLoadImage(args []string) error {
 	if err != nil {
 		return err
 	}
-	nodes := c.Nodes
-	if *node != "" {
-		if !slices.Contains(c.Nodes, *node) {
-			return usageError("there is no node %q: the cluster has %q", *node, c.Nodes)
-		}
-		nodes = []string{*node}
+	nodes, err := c.nodesNamed(*node)
+	if err != nil {
+		return err
 	}
 	archives := append(words, rest...)
 	for i, archive := range archives {

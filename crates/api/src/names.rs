@@ -47,8 +47,8 @@ pub const PLUGIN_LEASE_SECONDS: u32 = 30;
 /// Reason of [`Blocked`](crate::Blocked): a GPU instance that no claim explains.
 pub const FOREIGN_INSTANCE: &str = "ForeignInstance";
 
-/// Reason of [`Blocked`](crate::Blocked): a GPU instance whose claim is gone and that could not be destroyed yet, because a
-/// process still works in it.
+/// Reason of [`Blocked`](crate::Blocked): a GPU instance whose claim has ended and that could not be destroyed yet, mostly
+/// because a process still works in it.
 pub const CONDEMNED: &str = "Condemned";
 
 /// The key of the taint for a reason that gives no [key](taint_key) of its own.

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use kerf_mig::Placement;
 use kerf_nvml::PciAddress;
 
-use super::DeviceName;
+use super::record::{PartitionRecord, Phase, Record};
+use super::{DeviceName, Engine};
 
 /// A claim as the API server says it is allocated, reduced to this driver's devices on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,4 +98,47 @@ pub struct SetAside {
     pub path: PathBuf,
     /// What was wrong with it.
     pub reason: String,
+}
+
+impl Engine {
+    /// What a record says, in the present epoch.
+    pub(super) fn describe(&self, mut record: Record) -> PreparedClaim {
+        let earlier_boot = record.boot_id != self.boot_id;
+        record.adapt_to(&self.epoch());
+        record.into_claim(earlier_boot)
+    }
+}
+
+impl Record {
+    /// What it says about the claim. `earlier_boot`: see [`PreparedClaim::earlier_boot`].
+    pub(super) fn into_claim(self, earlier_boot: bool) -> PreparedClaim {
+        let partition = |partition: &PartitionRecord| {
+            Some(PreparedPartition {
+                gpu: partition.device.gpu(),
+                device: partition.device.clone(),
+                placement: partition.placement,
+                gpu_instance: partition.gpu_instance?,
+                kept: partition.kept,
+            })
+        };
+        PreparedClaim {
+            earlier_boot,
+            stuck: self.stuck_since.is_some(),
+            condemned: self.condemned,
+            complete: self.phase == Phase::Prepared,
+            devices: self.results.iter().map(|result| result.device.to_string()).collect(),
+            partitions: self.partitions.iter().filter_map(partition).collect(),
+            uid: self.claim.uid,
+            namespace: self.claim.namespace,
+            name: self.claim.name,
+        }
+    }
+}
+
+impl PreparedClaim {
+    /// Which claim it is, for messages: by name where that is known, else by UID.
+    pub fn whose(&self) -> String {
+        let PreparedClaim { uid, namespace, name, .. } = self;
+        if name.is_empty() { format!("claim {uid}") } else { format!("claim {namespace}/{name} ({uid})") }
+    }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use kerf_mig::{Placement, Profile};
-use kerf_nvml::PciAddress;
+use kerf_nvml::{GpuInstance, PciAddress};
 use serde::{Deserialize, Serialize};
 
 /// The longest name the DRA API takes: a DNS label.
@@ -43,6 +43,12 @@ impl DeviceName {
     /// A partition of a GPU.
     pub fn partition(gpu: PciAddress, profile: &Profile, placement: Placement) -> DeviceName {
         DeviceName { gpu, partition: Some(Partition { label: profile.label(), start: placement.start }) }
+    }
+
+    /// The partition that is exactly a live instance; `None` for a profile that is none of `profiles`.
+    pub fn of_instance(gpu: PciAddress, profiles: &[Profile], live: &GpuInstance) -> Option<DeviceName> {
+        let profile = profiles.iter().find(|profile| profile.id == live.profile_id)?;
+        Some(DeviceName::partition(gpu, profile, live.placement))
     }
 
     /// Where the GPU is.

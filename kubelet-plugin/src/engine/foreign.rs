@@ -1,16 +1,14 @@
 //! Instances that no record explains: made by a person, by another program, or by kerf before its records were lost.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kerf_nvml::{GpuInstance, PciAddress};
 
 use super::errors::ReleaseError;
 use super::gpu::LiveGpu;
+use super::locks::BACKGROUND_PATIENCE;
 use super::record::{PartitionState, Phase, Record};
 use super::{DeviceName, Engine, GpuError, Ledger, PrepareError, busy};
-
-/// How long a sweep waits for a GPU's lock: who has it is at work there.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What to do about GPU instances that no claim explains. One with processes is never destroyed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -109,7 +107,7 @@ impl Engine {
 
     fn sweep_gpu(&self, address: PciAddress) -> Vec<RemovedForeign> {
         let holder = "the removal of foreign instances";
-        let Ok(_gpu) = self.lock_gpus(&[address].into(), holder, Instant::now() + LOCK_PATIENCE) else {
+        let Ok(_gpu) = self.lock_gpus(&[address].into(), holder, Instant::now() + BACKGROUND_PATIENCE) else {
             return Vec::new();
         };
         let strangers = self.find_gpu(address).and_then(|gpu| Ok((gpu, self.strangers(&gpu)?)));
@@ -139,13 +137,9 @@ impl Engine {
         // After the listing: who has made one of these had it in his journal before.
         let Some(records) = self.complete_records() else { return Ok(Vec::new()) };
         let geometry = self.geometry(gpu)?;
-        let name = |live: &GpuInstance| {
-            let profile = geometry.profiles().iter().find(|profile| profile.id == live.profile_id)?;
-            Some(DeviceName::partition(gpu.address, profile, live.placement))
-        };
         let mut strangers = Vec::new();
         for live in live {
-            let name = name(&live);
+            let name = DeviceName::of_instance(gpu.address, geometry.profiles(), &live);
             let explains = |record: &Record| {
                 record.results.iter().any(|result| Some(&result.device) == name.as_ref())
                     || record.partitions.iter().any(|one| one.device.gpu() == gpu.address && one.explains(&live))

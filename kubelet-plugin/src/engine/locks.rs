@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 
 use super::LockError;
 
+/// How long background work waits for a lock: who has it works on the claim or its GPU, and the next round comes.
+pub(super) const BACKGROUND_PATIENCE: Duration = Duration::from_secs(1);
+
 /// How often a lock that another process holds is tried.
 const POLL: Duration = Duration::from_millis(20);
 

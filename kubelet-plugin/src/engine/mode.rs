@@ -57,9 +57,7 @@ impl Engine {
     }
 
     fn switch(&self, gpu: &LiveGpu, mode: MigMode) -> Result<LiveGpu, PrepareError> {
-        let step = if mode == MigMode::Enabled { Step::EnableMig } else { Step::DisableMig };
-        let switched = self.step(step, || self.nvml.set_mig_mode(gpu.handle, mode));
-        self.gpus.forget(&BTreeSet::from([gpu.address]));
+        let switched = self.set_mode(gpu, mode);
         if switched.is_err() {
             self.put_pending_back(gpu.address);
         }
@@ -92,11 +90,16 @@ impl Engine {
         if pending == current {
             return;
         }
-        let step = if current == MigMode::Enabled { Step::EnableMig } else { Step::DisableMig };
-        let put_back = self.step(step, || self.nvml.set_mig_mode(gpu.handle, current));
-        self.gpus.forget(&BTreeSet::from([address]));
-        if let Err(error) = put_back {
+        if let Err(error) = self.set_mode(&gpu, current) {
             tracing::warn!(gpu = %address, %error, "the pending MIG mode stays");
         }
+    }
+
+    /// Asks for a mode. What was known of the GPU is forgotten: it may have been re-initialised.
+    fn set_mode(&self, gpu: &LiveGpu, mode: MigMode) -> Result<(), Error> {
+        let step = if mode == MigMode::Enabled { Step::EnableMig } else { Step::DisableMig };
+        let set = self.step(step, || self.nvml.set_mig_mode(gpu.handle, mode));
+        self.gpus.forget(&BTreeSet::from([gpu.address]));
+        set
     }
 }

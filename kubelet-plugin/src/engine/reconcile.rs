@@ -2,14 +2,12 @@
 //! will release.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::locks::BACKGROUND_PATIENCE;
 use super::record::Record;
 use super::stuck::Released;
 use super::{Engine, LockError, PreparedClaim, SpecError, UnprepareError, is_uid};
-
-/// How long a lock is waited for: who has it works on the claim or its GPU, and the next round comes.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// Every claim of which there is anything on this node: those of [`Engine::prepared_claims`], and by their bare UID those
@@ -45,7 +43,7 @@ impl Engine {
         claim_uid: &str,
         is_still_gone: &dyn Fn() -> bool,
     ) -> Result<Option<Released>, UnprepareError> {
-        let soon = || Instant::now() + LOCK_PATIENCE;
+        let soon = || Instant::now() + BACKGROUND_PATIENCE;
         let holder = format!("the release of claim {claim_uid}, which is gone");
         let released = self.lock_claim(claim_uid, &holder, soon()).map_err(UnprepareError::from).and_then(|_claim| {
             if is_still_gone() { self.release_claim(claim_uid, soon()).map(Some) } else { Ok(None) }

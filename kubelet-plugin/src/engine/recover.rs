@@ -12,7 +12,7 @@ use serde_json::Map;
 use super::cdi_edits::{self, Kept};
 use super::driver_files::DriverFiles;
 use super::record::{AllocationResult, PartitionRecord, PartitionState, Record};
-use super::{Claim, DeviceName, Engine, GpuError, JournalError, PreparedClaim, PreparedPartition, capabilities};
+use super::{Claim, DeviceName, Engine, GpuError, JournalError, capabilities};
 
 /// What a CDI file tells.
 pub(super) struct Recovered {
@@ -105,40 +105,5 @@ impl Engine {
             record.kept_compute = kept == Some(Kept::Both);
         }
         Ok(Some(record))
-    }
-}
-
-impl Engine {
-    /// What a record says, in the present epoch.
-    pub(super) fn describe(&self, mut record: Record) -> PreparedClaim {
-        let earlier_boot = record.boot_id != self.boot_id;
-        record.adapt_to(&self.epoch());
-        record.into_claim(earlier_boot)
-    }
-}
-
-impl Record {
-    /// What it says about the claim. `earlier_boot`: see [`PreparedClaim::earlier_boot`].
-    pub(super) fn into_claim(self, earlier_boot: bool) -> PreparedClaim {
-        let partition = |partition: &PartitionRecord| {
-            Some(PreparedPartition {
-                gpu: partition.device.gpu(),
-                device: partition.device.clone(),
-                placement: partition.placement,
-                gpu_instance: partition.gpu_instance?,
-                kept: partition.kept,
-            })
-        };
-        PreparedClaim {
-            earlier_boot,
-            stuck: self.stuck_since.is_some(),
-            condemned: self.condemned,
-            complete: self.phase == super::record::Phase::Prepared,
-            devices: self.results.iter().map(|result| result.device.to_string()).collect(),
-            partitions: self.partitions.iter().filter_map(partition).collect(),
-            uid: self.claim.uid,
-            namespace: self.claim.namespace,
-            name: self.claim.name,
-        }
     }
 }

@@ -6,11 +6,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::locks::BACKGROUND_PATIENCE;
 use super::record::Record;
 use super::{Engine, JournalError, Ledger, PreparedClaim};
-
-/// How long the background waits for a lock: who has it works on the claim or its GPU.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How a claim was released.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +79,7 @@ impl Engine {
 
     /// Whether nothing is left of a condemned claim.
     fn retry(&self, uid: &str) -> bool {
-        let deadline = Instant::now() + LOCK_PATIENCE;
+        let deadline = Instant::now() + BACKGROUND_PATIENCE;
         let Ok(_claim) = self.lock_claim(uid, "the removal of what an ended claim has left", deadline) else {
             return false;
         };

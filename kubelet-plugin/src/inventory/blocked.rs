@@ -71,12 +71,12 @@ impl Carved<'_> {
 
     /// It stays when the claim ends: what overlaps it is never free.
     fn kept(&self, claim: &PreparedClaim, partition: &PreparedPartition) -> Blocked {
-        let PreparedClaim { uid, namespace, name, .. } = claim;
         let PreparedPartition { gpu_instance, placement, device, .. } = partition;
         let message = format!(
-            "GPU instance {gpu_instance} (placement {}:{}) was there before claim {namespace}/{name} ({uid}), which uses it, \
-             and stays after it",
-            placement.start, placement.size
+            "GPU instance {gpu_instance} (placement {}:{}) was there before {}, which uses it, and stays after it",
+            placement.start,
+            placement.size,
+            claim.whose()
         );
         Blocked {
             placement: Some(MigPlacement { start: placement.start, size: placement.size }),
@@ -87,14 +87,13 @@ impl Carved<'_> {
     }
 
     fn condemned(&self, claim: &PreparedClaim, partition: &PreparedPartition) -> Blocked {
-        let PreparedClaim { uid, namespace, name, .. } = claim;
         let why = match self.users(partition.gpu_instance) {
             Some(users) => format!("is in use by {users}: it is removed as soon as they have ended"),
             None => "cannot be removed yet, though NVML names no process that uses it: monitoring agents are not named, and \
                      the log of kerf-kubelet-plugin says what was tried"
                 .to_owned(),
         };
-        let message = format!("{} of claim {namespace}/{name} ({uid}), which has ended, {why}", partition.device);
+        let message = format!("{} of {}, which has ended, {why}", partition.device, claim.whose());
         let placement = MigPlacement { start: partition.placement.start, size: partition.placement.size };
         Blocked { placement: Some(placement), reason: names::CONDEMNED.to_owned(), message, usable: None }
     }

@@ -124,9 +124,10 @@ fn blocked(
     }
     let profiles = reading.profiles.as_deref().unwrap_or_default();
     let name = |instance: &GpuInstanceStatus| {
-        let profile = profiles.iter().find(|profile| profile.id == instance.profile_id)?;
-        let placement = Placement { start: instance.placement.start, size: instance.placement.size };
-        Some(DeviceName::partition(address, profile, placement).to_string())
+        let GpuInstanceStatus { id, profile_id, placement, .. } = *instance;
+        let placement = Placement { start: placement.start, size: placement.size };
+        let live = GpuInstance { id, profile_id, placement };
+        Some(DeviceName::of_instance(address, profiles, &live)?.to_string())
     };
     let carved = Carved { address, instances, processes: nvml.processes(gpu), name: &name };
     blocked::find(&carved, claims, policy)
@@ -172,8 +173,7 @@ fn explanation<'a>(
         claim.partitions.iter().any(|one| one.gpu == address && is_it(one.gpu_instance, one.placement))
     });
     carved.or_else(|| {
-        let profile = profiles.iter().find(|profile| profile.id == instance.profile_id)?;
-        let name = DeviceName::partition(address, profile, instance.placement).to_string();
+        let name = DeviceName::of_instance(address, profiles, &instance)?.to_string();
         claims.iter().find(|claim| claim.devices.contains(&name))
     })
 }

@@ -186,7 +186,7 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
             };
             this.node.release_left_behind(&asked.uid, &is_still_gone)
         });
-        let whose = describe(&claim);
+        let whose = claim.whose();
         match released.await {
             Ok(Some(Released::Gone)) => {
                 let message = format!("{whose} is gone, and nobody had released it: removed {}", devices(&claim));
@@ -214,7 +214,7 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
         match blocking(move || node.retry_condemned()).await {
             Ok(Retried { removed, .. }) => {
                 for claim in removed {
-                    let message = format!("what {} had left is removed: {}", describe(&claim), devices(&claim));
+                    let message = format!("what {} had left is removed: {}", claim.whose(), devices(&claim));
                     tracing::info!(claim.uid, claim.name, what = message, "condemned no more");
                     self.events.node("InstanceRemoved", &message);
                 }
@@ -232,10 +232,6 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
         tracing::warn!(%gpu, gpu_instance = instance.id, what = message, "foreign instance removed");
         self.events.node("ForeignInstanceRemoved", &message);
     }
-}
-
-fn describe(PreparedClaim { uid, namespace, name, .. }: &PreparedClaim) -> String {
-    if name.is_empty() { format!("claim {uid}") } else { format!("claim {namespace}/{name} ({uid})") }
 }
 
 /// The devices of a claim by name, each once.

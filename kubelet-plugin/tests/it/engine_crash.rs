@@ -18,6 +18,12 @@ fn dies(call: impl FnOnce()) -> bool {
     }
 }
 
+/// Plays a story once for each moment at which it can be cut off, and once to its end. It tells whether it was cut off.
+/// Returns how many moments there are.
+fn at_each_moment(story: impl Fn(usize) -> bool) -> usize {
+    (0..).take_while(|moment| story(*moment)).count()
+}
+
 /// What the plugin is asked for when it dies.
 #[derive(Clone, Copy, Debug)]
 enum Call {
@@ -53,8 +59,7 @@ fn a_crash_at_any_step_is_mended_by_the_next_call() {
         node.engine().unprepare("a", late()).unwrap();
         for call in [Call::Prepare, Call::Unprepare] {
             for afterwards in [Call::Prepare, Call::Unprepare] {
-                let mut moment = 0;
-                loop {
+                let moments = at_each_moment(|moment| {
                     let context = format!("{devices:?}: {call:?} died at {moment}, then {afterwards:?}");
                     if devices == [GPU] {
                         node.nvml.set_mig_mode(node.gpu(GPU), kerf_nvml::MigMode::Enabled).unwrap();
@@ -81,12 +86,9 @@ fn a_crash_at_any_step_is_mended_by_the_next_call() {
                         node.nvml.set_mig_mode(node.gpu(GPU), kerf_nvml::MigMode::Disabled).unwrap();
                     }
                     node.assert_clean(GPU, &context);
-                    if !died {
-                        break;
-                    }
-                    moment += 1;
-                }
-                assert!(moment >= 6, "{call:?} of {devices:?} has more steps than {moment} moments");
+                    died
+                });
+                assert!(moments >= 6, "{call:?} of {devices:?} has more steps than {moments} moments");
             }
         }
     }
@@ -146,8 +148,7 @@ fn a_crash_while_condemning_is_mended() {
     unprepare(&node.engine(), &claim);
     for wanted_again in [true, false] {
         for in_background in [true, false] {
-            let mut moment = 0;
-            loop {
+            let moments = at_each_moment(|moment| {
                 let context = format!("wanted again {wanted_again}, in background {in_background}, moment {moment}");
                 prepare(&node.engine(), &claim).unwrap();
                 let settings = || Settings { patience: Duration::ZERO, ..node.settings() };
@@ -175,12 +176,9 @@ fn a_crash_while_condemning_is_mended() {
                     unprepare(&node.engine(), &claim);
                 }
                 node.assert_clean(GPU, &context);
-                if !died {
-                    break;
-                }
-                moment += 1;
-            }
-            assert!(moment >= 6, "it has more steps than {moment} moments");
+                died
+            });
+            assert!(moments >= 6, "it has more steps than {moments} moments");
         }
     }
 }
@@ -190,8 +188,7 @@ fn a_crash_while_condemning_is_mended() {
 fn a_crash_while_a_lost_claim_is_released_is_mended() {
     let node = Node::start(H100);
     for journal_is_lost in [true, false] {
-        let mut moment = 0;
-        loop {
+        let moments = at_each_moment(|moment| {
             let context = format!("journal lost {journal_is_lost}, moment {moment}");
             prepare(&node.engine(), &claim("a", &[MIG_3G, MIG_1G])).unwrap();
             if journal_is_lost {
@@ -208,12 +205,9 @@ fn a_crash_while_a_lost_claim_is_released_is_mended() {
                 );
             }
             node.assert_clean(GPU, &context);
-            if !died {
-                break;
-            }
-            moment += 1;
-        }
-        assert!(moment >= 6, "it has more steps than {moment} moments");
+            died
+        });
+        assert!(moments >= 6, "it has more steps than {moments} moments");
     }
 }
 
@@ -233,8 +227,7 @@ fn a_crash_around_foreign_instances_is_mended() {
         for compute_instances in [0, 1] {
             for call in [Call::Prepare, Call::Unprepare] {
                 for afterwards in [Call::Prepare, Call::Unprepare] {
-                    let mut moment = 0;
-                    loop {
+                    let moments = at_each_moment(|moment| {
                         let context = format!(
                             "{policy:?} {foreign} with {compute_instances}: {call:?} of {device} died at {moment}, then \
                              {afterwards:?}"
@@ -261,11 +254,9 @@ fn a_crash_around_foreign_instances_is_mended() {
                         // Under the other policy it may have come to nothing yet.
                         node.remove_foreign();
                         node.assert_clean(GPU, &context);
-                        if !died {
-                            break;
-                        }
-                        moment += 1;
-                    }
+                        died
+                    });
+                    assert!(moments > 0, "{call:?} of {device} has no moment");
                 }
             }
         }

@@ -17,6 +17,7 @@ use kerf_nvml_sim::client::Client;
 use kerf_nvml_sim::fault::CallFault;
 
 use crate::engine_node::{Fault, Faulty, GPU, H100, MIG_1G, MIG_3G, Node, claim};
+use crate::settings;
 
 /// Longer than any call here takes; no fault makes one wait longer.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -365,7 +366,7 @@ pub(crate) fn is_clear(error: &str) -> anyhow::Result<()> {
 ///
 /// With `KERF_TORTURE=all` every code in every place; without it what differs least from others is left out.
 fn play_all(gpus: &str, devices: &[&str], in_driver: bool, codes: usize, at_least: u32) {
-    let all = std::env::var("KERF_TORTURE").is_ok_and(|torture| torture == "all");
+    let all = settings::plays_all();
     let functions = if in_driver { &DRIVER[..] } else { &TRAIT[..] };
     let mut bench = Bench::new(gpus, devices, in_driver);
     let mut tally = Tally::default();

@@ -19,8 +19,8 @@ use tonic::Status;
 
 use crate::engine_node::{GPU, Node, SECOND};
 use crate::program::{PATIENCE, Plugin};
-use crate::rpc;
 use crate::tracer::{Moment, Strike, Trace, Tracer};
+use crate::{rpc, settings};
 
 /// What the program is at when it is killed.
 struct Row {
@@ -79,8 +79,7 @@ async fn the_start_survives_sigkill() {
 }
 
 async fn matrix(rows: &[Row]) {
-    let all = std::env::var("KERF_TORTURE").is_ok_and(|what| what == "all");
-    let seed: usize = std::env::var("KERF_SEED").map_or(1, |seed| seed.parse().expect("KERF_SEED is a number"));
+    let (all, seed) = (settings::plays_all(), settings::seed());
     let mut host = Host::start().await;
     for row in rows {
         let moments = host.run(row, None, Act::Prepare).await.moments;

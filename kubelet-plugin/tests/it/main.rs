@@ -23,5 +23,6 @@ mod reconcile;
 mod registration;
 mod reports;
 mod rpc;
+mod settings;
 mod tracer;
 mod troubleshooting;

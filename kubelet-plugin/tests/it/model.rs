@@ -16,6 +16,8 @@ use kerf_kubelet_plugin::engine::ForeignPolicy;
 use op::{Op, Random};
 use world::World;
 
+use crate::settings;
+
 /// Operations that are played on one node, before everything is released and looked for.
 const SEQUENCE: usize = 60;
 
@@ -24,9 +26,8 @@ const SHRINKING: Duration = Duration::from_secs(120);
 
 #[test]
 fn whatever_happens_the_node_is_as_the_model_says() {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("it is a number"));
-    let seed = number("KERF_SEED").unwrap_or(1);
-    let wanted = usize::try_from(number("KERF_MODEL_OPS").unwrap_or(600)).unwrap();
+    let seed = u64::try_from(settings::seed()).unwrap();
+    let wanted = settings::number("KERF_MODEL_OPS").unwrap_or(600);
     let started = Instant::now();
     let (mut played, mut seeds) = (0, 0);
     let mut outcomes = world::Counts::default();

@@ -1,5 +1,9 @@
 //! A node with two plugin processes, and the model beside it.
 
+mod check;
+mod counts;
+mod mishaps;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,15 +17,16 @@ use kerf_kubelet_plugin::engine::{
 };
 use kerf_kubelet_plugin::reconcile::{Decision, Gone, Standing};
 use kerf_mig::Geometry;
-use kerf_nvml::{MigMode, PciAddress};
+use kerf_nvml::PciAddress;
 use kerf_nvml_sim::client::Client;
-use kerf_nvml_sim::fault::{ForeignInstance, Process};
 use serde_json::Value;
 
-use super::op::{Ask, Call, Op, Which};
-use super::state::{Busy, Device, File, Instance, Known, Model, OnGpu, Outcome, Truth, Why};
+use super::op::{Ask, Call, Op};
+use super::state::{Device, File, Instance, Known, Model, OnGpu, Outcome, Truth, Why};
 use crate::engine_node::{CRASH, Crash, Fault, Faulty, Node, claim, late, soon};
 use crate::fault_matrix::is_clear;
+
+pub(super) use counts::Counts;
 
 const GPUS: &str = "[{product: h100-80gb, count: 4}]";
 
@@ -31,10 +36,6 @@ struct Request {
     uid: String,
     prepare: Option<Vec<Device>>,
 }
-
-/// How often what came of operations.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Counts(BTreeMap<&'static str, usize>);
 
 /// A plugin process.
 struct Plugin {
@@ -541,92 +542,6 @@ impl World {
         uids.iter().for_each(|uid| self.observe(uid));
     }
 
-    /// Not where a claim has the whole GPU, and not where it would be taken for what a claim has just lost: the journal cannot
-    /// tell those apart.
-    fn foreign_comes(&mut self, gpu: usize, number: usize, compute: bool) {
-        let devices = &self.devices[gpu];
-        let device = devices[1 + number % (devices.len() - 1)].clone();
-        let explained: Vec<_> = self.model.claims.values().filter(|known| known.is_explained()).collect();
-        let whole = explained.iter().any(|known| known.devices.iter().any(|it| it.gpu == gpu && it.part.is_none()));
-        let alike = explained
-            .iter()
-            .filter(|known| known.on_gpu != OnGpu::Nothing || known.journal != File::Whole)
-            .any(|known| known.devices.contains(&device));
-        let busy = self.model.busy.iter().any(|busy| busy.gpu == gpu && busy.instance.is_none());
-        let (Some((profile, placement)), false) = (device.part, whole || alike || busy) else { return };
-        let address = devices[0].name.parse::<DeviceName>().unwrap().gpu();
-        let handle = self.node.nvml.gpu_at(address).unwrap();
-        if !self.truth().mig[gpu] {
-            self.node.nvml.set_mig_mode(handle, MigMode::Enabled).unwrap();
-        }
-        let wanted = ForeignInstance { gpu: gpu.into(), profile: profile.to_string(), start: placement.start, compute };
-        if let Ok(created) = self.client.create(wanted) {
-            self.counts.add_one("foreign");
-            let compute = created.ci.into_iter().collect();
-            self.model.foreign.push(Instance { gpu, id: created.gi, part: (profile, placement), compute });
-        }
-    }
-
-    fn rob(&mut self, number: usize) {
-        let truth = self.truth();
-        let is_owned = |instance: &&Instance| self.model.claims.values().any(|it| self.model.owns(it, instance));
-        let owned: Vec<_> = truth.instances.iter().filter(is_owned).collect();
-        let Some(instance) = pick(&owned, number) else { return };
-        if self.client.destroy(instance.gpu, instance.id).is_ok() {
-            let owner = |known: &&mut Known| known.devices.iter().any(|device| device.is(instance));
-            for known in self.model.claims.values_mut().filter(owner).filter(|known| known.on_gpu != OnGpu::Nothing) {
-                known.on_gpu = OnGpu::Part;
-                known.kept.retain(|kept| (kept.gpu, kept.id) != (instance.gpu, instance.id));
-            }
-        }
-    }
-
-    fn busy_comes(&mut self, number: usize) {
-        let truth = self.truth();
-        let live = || self.model.claims.values().filter(|known| known.on_gpu == OnGpu::Whole);
-        let is_used =
-            |it: &&Instance| self.model.foreign.contains(it) || live().any(|known| self.model.owns(known, it));
-        let instances = truth.instances.iter().filter(is_used).map(|it| (it.gpu, Some(it.id)));
-        let whole = live().flat_map(|known| known.devices.iter().filter(|it| it.part.is_none()));
-        let users: Vec<_> = instances.chain(whole.map(|device| (device.gpu, None))).collect();
-        let Some((gpu, instance)) = pick(&users, number).copied() else { return };
-        let process = Process { gi: instance, ..Process::new(gpu, std::process::id()) };
-        let id = self.client.arm(process).unwrap();
-        self.counts.add_one("busy");
-        self.model.busy.push(Busy { id, gpu, instance });
-    }
-
-    fn spoil(&mut self, number: usize, file: Which, content: Option<&str>) {
-        let has = |known: &Known| match file {
-            Which::Journal => known.journal == File::Whole,
-            Which::Cdi => known.cdi == File::Whole,
-        };
-        let uids: Vec<_> = self.model.claims.iter().filter(|(_, it)| has(it)).map(|(uid, _)| uid.clone()).collect();
-        let Some(uid) = pick(&uids, number) else { return };
-        let path = match file {
-            Which::Journal => self.journal_dir().join(format!("{uid}.json")),
-            Which::Cdi => self.cdi_path(uid),
-        };
-        match content {
-            Some(content) => fs::write(path, content).unwrap(),
-            None => fs::remove_file(path).unwrap(),
-        }
-        self.counts.add_one("spoilt");
-        let (devices, on_gpu, kept) = {
-            let known = &self.model.claims[uid];
-            (known.devices.clone(), known.on_gpu, known.kept.clone())
-        };
-        // Where nothing is left on the disk either, its instances are orphans all the same.
-        let lost = Known { devices, journal: File::Absent, cdi: File::Absent, on_gpu, condemned: None, kept };
-        self.observe(uid);
-        if !self.model.claims.contains_key(uid) {
-            self.model.foreign.retain(|it| !lost.kept.contains(it));
-            self.model.claims.insert(uid.clone(), lost);
-            self.model.disown(&self.truth());
-            self.model.claims.remove(uid);
-        }
-    }
-
     fn journal_dir(&self) -> std::path::PathBuf {
         self.node.settings().claims
     }
@@ -637,88 +552,6 @@ impl World {
 
     fn cdi_path(&self, uid: &str) -> std::path::PathBuf {
         self.cdi_dir().join(format!("k8s.gpu.nvidia.com-claim_{uid}.json"))
-    }
-
-    /// Whether everything is as the model says.
-    pub(super) fn check(&self) -> anyhow::Result<()> {
-        let truth = self.truth();
-        self.model.check(&truth).map_err(anyhow::Error::msg)?;
-        for name in self.node.journal_files() {
-            let uid = name.split('.').next().unwrap();
-            ensure!(self.model.claims.contains_key(uid), "the journal has {name}");
-        }
-        for name in self.node.cdi_files() {
-            let uid = name.trim_start_matches("k8s.gpu.nvidia.com-claim_").trim_end_matches(".json");
-            ensure!(self.model.claims.contains_key(uid), "the CDI directory has {name}");
-        }
-        let told = self.plugins[0].engine.prepared_claims()?;
-        let told_uids: Vec<_> = told.iter().map(|claim| claim.uid.clone()).collect();
-        let explained = self.model.claims.iter().filter(|(_, known)| known.is_explained());
-        let explained: Vec<_> = explained.map(|(uid, _)| uid.clone()).collect();
-        ensure!(same(&told_uids, &explained), "told are {told_uids:?} instead of {explained:?}");
-        for (uid, known) in &self.model.claims {
-            if known.on_gpu == OnGpu::Whole && known.cdi == File::Whole {
-                self.check_cdi(uid, known, &truth)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The CDI file gives to each device the nodes of its own instance.
-    fn check_cdi(&self, uid: &str, known: &Known, truth: &Truth) -> anyhow::Result<()> {
-        let minors = fs::read_to_string(self.node.root().join("proc/driver/nvidia-caps/mig-minors"))?;
-        let minor = |name: &str| {
-            let line = minors.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-            format!("/dev/nvidia-caps/nvidia-cap{}", line.unwrap())
-        };
-        let claim = claim(uid, &[]);
-        for device in &known.devices {
-            let gpu = device.gpu;
-            let mut expected = vec![format!("/dev/nvidia{gpu}")];
-            if device.part.is_some() {
-                let instance = truth.instances.iter().find(|instance| device.is(instance)).unwrap();
-                let (gi, ci) = (instance.id, instance.compute[0]);
-                expected.push(minor(&format!("gpu{gpu}/gi{gi}/access")));
-                expected.push(minor(&format!("gpu{gpu}/gi{gi}/ci{ci}/access")));
-            }
-            let nodes = self.node.nodes(&claim, &device.name);
-            ensure!(nodes == expected, "{uid} has for {} {nodes:?} instead of {expected:?}", device.name);
-        }
-        Ok(())
-    }
-
-    /// Everything is released, without faults: nothing of ours is left.
-    pub(super) fn end(&mut self) -> anyhow::Result<()> {
-        self.client.clear_all().unwrap();
-        self.model.busy.clear();
-        self.restart(0, true);
-        for (uid, _) in self.seen.clone() {
-            self.call(0, &Request { uid, prepare: None })?;
-            self.check()?;
-        }
-        self.sweep(0)?;
-        self.check()?;
-        ensure!(self.model.claims.is_empty(), "{:?}", self.model.claims);
-        if self.model.policy == ForeignPolicy::Delete {
-            ensure!(self.model.foreign.is_empty(), "{:?} are not swept", self.model.foreign);
-        }
-        let (journal, cdi) = (self.node.journal_files(), self.node.cdi_files());
-        ensure!(journal.is_empty() && cdi.is_empty(), "files are left: {journal:?} {cdi:?}");
-        let locks = fs::read_dir(self.node.settings().locks)?.map(|entry| entry.unwrap().file_name());
-        let locks: Vec<_> = locks.filter(|name| name.to_string_lossy().starts_with("claim-")).collect();
-        ensure!(locks.is_empty(), "{locks:?} are left");
-        // A crash can leave MIG on, and somebody else can: the next claim switches it off.
-        for gpu in 0..self.devices.len() {
-            let part = self.devices[gpu].iter().find(|device| device.part.is_some()).unwrap().clone();
-            if self.model.foreign.iter().any(|foreign| foreign.gpu == gpu) {
-                continue;
-            }
-            let uid = format!("last-{gpu}");
-            self.call(0, &Request { uid: uid.clone(), prepare: Some(vec![part]) })?;
-            self.call(0, &Request { uid, prepare: None })?;
-            ensure!(!self.truth().mig[gpu], "MIG is still on, on GPU {gpu}");
-        }
-        self.check()
     }
 }
 
@@ -770,39 +603,4 @@ fn same(one: &[String], other: &[String]) -> bool {
 
 fn pick<T>(from: &[T], number: usize) -> Option<&T> {
     (!from.is_empty()).then(|| &from[number % from.len()])
-}
-
-impl Counts {
-    fn add_one(&mut self, what: &'static str) {
-        *self.0.entry(what).or_default() += 1;
-    }
-
-    fn count(&mut self, outcome: &Outcome) {
-        self.add_one(match outcome {
-            Outcome::Prepared(_) => "prepared",
-            Outcome::Refused(Why::Held) => "held",
-            Outcome::Refused(Why::Overlap) => "overlap",
-            Outcome::Refused(Why::Foreign) => "occupied",
-            Outcome::Refused(Why::ModeBusy) => "mode in use",
-            Outcome::Released => "released",
-            Outcome::Condemned => "condemned",
-            Outcome::Busy => "in use",
-            Outcome::Failed(_) => "failed",
-        });
-    }
-
-    pub(super) fn add(&mut self, other: &Counts) {
-        other.0.iter().for_each(|(what, number)| *self.0.entry(what).or_default() += number);
-    }
-
-    /// A test in which nothing happens proves nothing.
-    pub(super) fn assert_that_all_happened(&self, played: usize) {
-        let often =
-            ["prepared", "held", "released", "in use", "crash", "fault", "at the same time", "foreign", "spoilt"];
-        let seldom = ["occupied", "condemned", "left behind", "overlap", "swept"];
-        let expected = [(500, &often[..]), (5000, &seldom[..])].into_iter().filter(|(at_least, _)| played >= *at_least);
-        for what in expected.flat_map(|(_, what)| what) {
-            assert!(self.0.contains_key(what), "{what} never happened: {self:?}");
-        }
-    }
 }
