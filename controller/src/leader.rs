@@ -3,7 +3,11 @@
 //! As everywhere in Kubernetes, a lease is another's until its record has not changed for its duration *by the own
 //! clock*; the times in it are for people. Who leads stops before others may start: it gives up when it could not renew
 //! for [`RENEW_DEADLINE`], which is shorter than [`DURATION`].
+//!
+//! A leader that stops gives its lease up, and the others, who are told, take it at once. One that is killed is replaced
+//! after [`DURATION`] and at most two pauses of [`RETRY`]: within 15 s.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -11,19 +15,19 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Api;
 use kube::api::PostParams;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 /// How long a lease is good for without renewal.
-pub const DURATION: Duration = Duration::from_secs(15);
+pub const DURATION: Duration = Duration::from_secs(10);
 
 /// How long a leader goes on without being able to renew.
-pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+pub const RENEW_DEADLINE: Duration = Duration::from_secs(7);
 
 /// Pause between two renewals, and between two looks at another's lease; up to a fifth longer.
-pub const RETRY: Duration = Duration::from_secs(3);
+pub const RETRY: Duration = Duration::from_secs(2);
 
 /// How long one request may take.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -75,6 +79,8 @@ pub struct Candidate<S> {
     store: S,
     identity: String,
     leading: watch::Sender<bool>,
+    /// Told when the lease may be free.
+    vacant: Arc<Notify>,
     /// Wall clock, for the times in the lease.
     clock: fn() -> Timestamp,
     /// A number from 0 to 1, that spreads the candidates' requests.
@@ -84,15 +90,17 @@ pub struct Candidate<S> {
 }
 
 impl<S: Store> Candidate<S> {
-    /// A candidate under the name `identity`, which no other may have. `leading` says whether it leads.
+    /// A candidate under the name `identity`, which no other may have. `leading` says whether it leads; a hint through
+    /// `vacant` makes it look at the lease at once.
     pub fn new(
         store: S,
         identity: impl Into<String>,
         leading: watch::Sender<bool>,
+        vacant: Arc<Notify>,
         clock: fn() -> Timestamp,
         jitter: fn() -> f64,
     ) -> Candidate<S> {
-        Candidate { store, identity: identity.into(), leading, clock, jitter, seen: None }
+        Candidate { store, identity: identity.into(), leading, vacant, clock, jitter, seen: None }
     }
 
     /// Leads whenever it can, until `stop`; then gives the lease up, so that another need not wait.
@@ -127,10 +135,17 @@ impl<S: Store> Candidate<S> {
                 None => {}
             }
             let mut pause = RETRY.mul_f64(1.0 + (self.jitter)() / 5.0);
-            if *self.leading.borrow() {
-                pause = pause.min((renewed + RENEW_DEADLINE).saturating_duration_since(Instant::now()));
+            let due = if *self.leading.borrow() { Some(renewed + RENEW_DEADLINE) } else { self.expiry() };
+            if let Some(left) = due.map(|due| due.saturating_duration_since(Instant::now())) {
+                pause = pause.min(left);
             }
-            if stop.run_until_cancelled(sleep(pause)).await.is_none() {
+            let wait = async {
+                tokio::select! {
+                    () = sleep(pause) => {}
+                    () = self.vacant.notified() => {}
+                }
+            };
+            if stop.run_until_cancelled(wait).await.is_none() {
                 break;
             }
         }
@@ -175,9 +190,15 @@ impl<S: Store> Candidate<S> {
 
     /// Whether somebody holds it, as far as this process has seen.
     fn is_held(&self, lease: &Lease) -> bool {
+        !is_vacant(lease) && self.expiry().is_some()
+    }
+
+    /// When the lease that was last seen ends, if it is not renewed; `None` when that is over.
+    fn expiry(&self) -> Option<Instant> {
+        let (lease, since) = self.seen.as_ref()?;
         let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
         let duration = seconds.and_then(|s| u64::try_from(s).ok()).map_or(DURATION, Duration::from_secs);
-        !holder(lease).is_empty() && self.seen.as_ref().is_some_and(|(_, since)| since.elapsed() < duration)
+        Some(*since + duration).filter(|expiry| Instant::now() < *expiry)
     }
 
     /// The lease as it shall be when it is ours.
@@ -223,6 +244,11 @@ impl<S: Store> Candidate<S> {
             Err(_) => warn!("cannot give leadership up: no answer; another process has to wait {DURATION:?}"),
         }
     }
+}
+
+/// Whether nobody holds a lease.
+pub fn is_vacant(lease: &Lease) -> bool {
+    holder(lease).is_empty()
 }
 
 fn holder(lease: &Lease) -> &str {

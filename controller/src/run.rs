@@ -26,7 +26,7 @@ use crate::diff::Observed;
 use crate::events::Reporter;
 use crate::health::{Readiness, serve};
 use crate::index::{Feed, Index, SharedIndex};
-use crate::leader::{Candidate, ClusterStore};
+use crate::leader::{Candidate, ClusterStore, is_vacant};
 use crate::probe::keep_probing;
 use crate::watch::feed;
 use crate::writer::Writer;
@@ -115,7 +115,15 @@ pub async fn run(args: Args) -> Result<(), RunError> {
         watches
             .watch(Api::all(client.clone()), slices, "ResourceSlices", |slice: ResourceSlice| Observed::from(&slice)),
     );
-    parts.start("watches Leases", watches.watch(leases.clone(), everything(), "Leases", std::convert::identity));
+    let vacant = Arc::new(Notify::new());
+    let hint = vacant.clone();
+    let look = move |lease: Lease| {
+        if lease.metadata.name.as_deref() == Some(names::CONTROLLER) && is_vacant(&lease) {
+            hint.notify_one();
+        }
+        lease
+    };
+    parts.start("watches Leases", watches.watch(leases.clone(), everything(), "Leases", look));
     parts.start("watches Nodes", watches.watch(nodes, everything(), "Nodes", std::convert::identity));
     parts.start("watches GpuNodes", watches.watch(gpu_nodes, everything(), "GpuNodes", std::convert::identity));
     let pending = readiness.wait_for("API server features");
@@ -126,7 +134,7 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     // Leadership is given up after the last write, not before.
     let stop_leading = CancellationToken::new();
     let store = ClusterStore { api: leases, name: names::CONTROLLER.to_owned() };
-    let candidate = Candidate::new(store, &identity, leading, Timestamp::now, random);
+    let candidate = Candidate::new(store, &identity, leading, vacant, Timestamp::now, random);
     parts.start("elects a leader", fine(candidate.run(stop_leading.clone())));
 
     let reporter = Reporter::new(client.clone(), identity);
@@ -153,14 +161,15 @@ struct Watches {
 }
 
 impl Watches {
-    fn watch<K, T>(
+    fn watch<K, T, F>(
         &self,
         api: Api<K>,
         config: watcher::Config,
         what: &'static str,
-        convert: fn(K) -> T,
-    ) -> impl Future<Output = Result<(), RunError>> + Send + use<K, T>
+        convert: F,
+    ) -> impl Future<Output = Result<(), RunError>> + Send + use<K, T, F>
     where
+        F: Fn(K) -> T + Send + 'static,
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         T: Send + 'static,
         Index: Feed<T>,

@@ -25,13 +25,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// Shows `index` what is there of one kind, until `stop`.
 ///
-/// `convert` keeps of an object what the index needs, before anything is stored. `pending` is dropped when the index has
+/// `convert` keeps of an object what the index needs, before anything is stored; it sees each one first. `pending` is dropped when the index has
 /// seen everything for the first time; `doubt` is notified whenever the watch was interrupted.
 pub async fn feed<K, T>(
     index: SharedIndex,
     api: Api<K>,
     config: watcher::Config,
-    convert: fn(K) -> T,
+    convert: impl Fn(K) -> T,
     pending: Pending,
     doubt: Arc<Notify>,
     stop: CancellationToken,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kerf_controller::leader::{Candidate, DURATION, RENEW_DEADLINE, RETRY, Store};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -68,6 +68,8 @@ impl Store for Memory {
 struct Running {
     memory: Memory,
     leading: watch::Receiver<bool>,
+    /// As the watch on the lease does.
+    vacant: Arc<Notify>,
     stop: CancellationToken,
 }
 
@@ -86,9 +88,10 @@ fn start(lease: &Memory, identity: &str, clock: fn() -> Timestamp) -> Running {
     let memory = Memory { lease: lease.lease.clone(), connection: Arc::default() };
     let (sender, leading) = watch::channel(false);
     let stop = CancellationToken::new();
-    let candidate = Candidate::new(memory.clone(), identity, sender, clock, || 0.5);
+    let vacant = Arc::new(Notify::new());
+    let candidate = Candidate::new(memory.clone(), identity, sender, vacant.clone(), clock, || 1.0);
     tokio::spawn(candidate.run(stop.clone()));
-    Running { memory, leading, stop }
+    Running { memory, leading, vacant, stop }
 }
 
 const A_MOMENT: Duration = Duration::from_millis(1);
@@ -111,7 +114,7 @@ async fn one_of_two_leads_and_renews() {
     }
     let spec = lease.lease.lock().unwrap().clone().unwrap().spec.unwrap();
     assert_eq!(spec.lease_transitions, Some(0));
-    assert_eq!(spec.lease_duration_seconds, Some(15));
+    assert_eq!(spec.lease_duration_seconds, Some(10));
     assert!(spec.acquire_time <= spec.renew_time);
 }
 
@@ -125,9 +128,40 @@ async fn a_leader_that_stops_hands_over_at_once() {
     a.stop.cancel();
     a.follows(A_MOMENT).await;
     assert_eq!(lease.holder(), None, "released");
-    b.leads(retry()).await;
+    b.vacant.notify_one();
+    b.leads(A_MOMENT).await;
     assert_eq!(lease.holder().as_deref(), Some("b"));
     assert_eq!(lease.lease.lock().unwrap().as_ref().unwrap().spec.as_ref().unwrap().lease_transitions, Some(1));
+}
+
+/// Without the hint, too, and whenever in its pause the other is.
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_is_killed_is_replaced_within_15_s() {
+    for moment in 0..30 {
+        let lease = Memory::default();
+        let mut a = start(&lease, "a", Timestamp::now);
+        a.leads(A_MOMENT).await;
+        sleep(Duration::from_millis(100) * moment).await;
+        let mut b = start(&lease, "b", Timestamp::now);
+        sleep(DURATION + Duration::from_millis(170) * moment).await;
+        a.memory.set(Connection::Hangs);
+        b.leads(Duration::from_secs(15)).await;
+    }
+}
+
+/// A hint that is wrong, or late, changes nothing.
+#[tokio::test(start_paused = true)]
+async fn a_hint_takes_no_lease_away() {
+    let lease = Memory::default();
+    let mut a = start(&lease, "a", Timestamp::now);
+    a.leads(A_MOMENT).await;
+    let b = start(&lease, "b", Timestamp::now);
+    for _ in 0..20 {
+        b.vacant.notify_one();
+        a.vacant.notify_one();
+        sleep(RETRY / 4).await;
+        assert!(*a.leading.borrow() && !*b.leading.borrow());
+    }
 }
 
 /// Whatever becomes of its connection, the old leader has given up before the new one leads.
@@ -143,7 +177,7 @@ async fn a_leader_that_is_cut_off_gives_up_first() {
         let cut = Instant::now();
         a.follows(RENEW_DEADLINE + A_MOMENT).await;
         assert!(!*b.leading.borrow());
-        b.leads(DURATION + retry()).await;
+        b.leads(DURATION).await;
         assert!(cut.elapsed() > RENEW_DEADLINE);
         assert!(!*a.leading.borrow());
 

@@ -30,10 +30,13 @@ struct World {
 impl World {
     /// A writer that leads, before a server of which it believes that it keeps counters in this way.
     fn new(server: Counters, believed: Counters) -> World {
-        let server = ApiServer::new(server);
+        World::on(ApiServer::new(server), believed, true)
+    }
+
+    fn on(server: ApiServer, believed: Counters, leads: bool) -> World {
         let index = SharedIndex::new(Index::new(DRIVER));
         let features = watch::Sender::new(Some(ServerFeatures { counters: believed, taints: true }));
-        let leading = watch::Sender::new(true);
+        let leading = watch::Sender::new(leads);
         let client = server.client();
         let writer = Writer {
             client: client.clone(),
@@ -336,6 +339,28 @@ async fn only_the_leader_writes() {
     world.stop.cancel();
     world.writer.await.unwrap();
     assert!(offers(1)(&world.server.state()) && world.server.state().writes.is_empty());
+}
+
+/// Who waits for the leadership sees everything by itself: nothing is withdrawn while nobody leads, and there is nothing to
+/// write when it takes over.
+#[tokio::test(start_paused = true)]
+async fn leadership_moves_without_a_write() {
+    let first = World::new(Counters::Separate, Counters::Separate);
+    let second = World::on(first.server.clone(), Counters::Separate, false);
+    for world in [&first, &second] {
+        world.node(vec![gpu("h100-80gb", 1), gpu("l40s", 2)]);
+    }
+    first.until("published", offers(27)).await;
+    second.relist();
+    first.writer.abort();
+    second.writes();
+    second.live(15).await;
+    second.leading.send_replace(true);
+    assert_eq!(second.quiet().await, [""; 0]);
+    assert!(offers(27)(&second.server.state()));
+
+    second.apply(node("n", vec![with_foreign_instance(gpu("h100-80gb", 1)), gpu("l40s", 2)]));
+    second.until("it leads", |server| tainted(server) > 0).await;
 }
 
 /// Whichever request fails, the end is right.
