@@ -1,8 +1,7 @@
 //! The journal: a disk may hold anything, and so may a file that a newer version wrote.
 
 use kerf_kubelet_plugin::engine::JournalFile;
-use kerf_mig::Placement;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// A file that can be used is written back as it was, unknown fields included; what it holds, it holds after a reboot.
 pub fn journal(data: &[u8]) {
@@ -41,8 +40,8 @@ pub fn journal(data: &[u8]) {
     }
 }
 
-/// Without what says nothing: optional fields that are null, and no admin access. A placement is closed, NVML's two
-/// numbers; and a word may be written as serde writes variants that hold something.
+/// Without what says nothing: optional fields that are null, and no admin access. A word may be written as serde writes
+/// variants that hold something.
 fn normal(mut record: Value) -> Value {
     let word = |value: &mut Value| {
         if let Some(word) = value.as_object().and_then(|variant| variant.keys().next()) {
@@ -68,8 +67,6 @@ fn normal(mut record: Value) -> Value {
     word(&mut record["phase"]);
     for partition in record["partitions"].as_array_mut().into_iter().flatten() {
         word(&mut partition["state"]);
-        let placement: Placement = serde_json::from_value(partition["placement"].take()).expect("it was read");
-        partition["placement"] = json!({"start": placement.start, "size": placement.size});
     }
     record
 }

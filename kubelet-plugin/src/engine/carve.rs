@@ -52,7 +52,7 @@ impl Engine {
         let live = self.live_instances(gpu)?;
         self.check_listed(gpu, partition, &live)?;
         let mut in_place = live;
-        in_place.retain(|live| live.placement.overlaps(partition.placement));
+        in_place.retain(|live| live.placement.overlaps(partition.placement()));
         match &in_place[..] {
             [] => Ok(None),
             [own] if partition.explains(own) => {
@@ -78,7 +78,7 @@ impl Engine {
         let partition = &mut ledger.record.partitions[index];
         partition.forget();
         partition.state = PartitionState::Carving;
-        let (profile_id, placement) = (partition.profile_id, partition.placement);
+        let (profile_id, placement) = (partition.profile_id, partition.placement());
         let device = partition.device.clone();
         if let Err(error) = ledger.save() {
             // Then nothing was begun.

@@ -116,7 +116,7 @@ impl Record {
             Some(PreparedPartition {
                 gpu: partition.device.gpu(),
                 device: partition.device.clone(),
-                placement: partition.placement,
+                placement: partition.placement(),
                 gpu_instance: partition.gpu_instance?,
                 kept: partition.kept,
             })

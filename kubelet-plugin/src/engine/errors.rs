@@ -307,6 +307,33 @@ pub enum UnprepareError {
     Release(#[from] ReleaseError),
 }
 
+/// What is known of a claim could not be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LoadError {
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+}
+
+impl From<LoadError> for PrepareError {
+    fn from(error: LoadError) -> PrepareError {
+        match error {
+            LoadError::Gpu(error) => PrepareError::Gpu(error),
+            LoadError::Journal(error) => PrepareError::Journal(error),
+        }
+    }
+}
+
+impl From<LoadError> for UnprepareError {
+    fn from(error: LoadError) -> UnprepareError {
+        match error {
+            LoadError::Gpu(error) => UnprepareError::Release(ReleaseError::Gpu(error)),
+            LoadError::Journal(error) => UnprepareError::Journal(error),
+        }
+    }
+}
+
 impl ReleaseError {
     /// Whether it says something about the GPU, which may never change, and not about the disk.
     pub(super) fn is_of_the_gpu(&self) -> bool {

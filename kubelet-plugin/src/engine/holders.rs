@@ -72,7 +72,7 @@ fn holds_of(record: &Record) -> Vec<Hold> {
         .partitions
         .iter()
         .filter(|partition| !condemned || partition.may_be_on_gpu())
-        .map(|partition| hold(&partition.device, Extent::Slices(partition.placement), partition.gpu_instance));
+        .map(|partition| hold(&partition.device, Extent::Slices(partition.placement()), partition.gpu_instance));
     whole.chain(partitions).collect()
 }
 

@@ -3,8 +3,9 @@
 //! `<dir>/<claim uid>.json` is written beside itself (`<claim uid>.tmp`), synced and renamed: it is the old one or the new
 //! one, and never half of one. The directory is not synced. A power cut may take a file away or bring one back, and with
 //! the power went all that the file could explain (`STATES.md`, *Events from outside*). The claim's lock makes one writer a
-//! file, so leftovers of a crash are overwritten and the directory does not grow. A file that cannot be used is renamed to
-//! `<claim uid>.damaged`.
+//! file, so leftovers of a crash are overwritten and the directory does not grow. A file that is damaged is renamed to
+//! `<claim uid>.damaged`. One of a newer format is left alone, and so is its claim: a newer plugin may be at work beside this
+//! one, or come back.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
@@ -32,17 +33,43 @@ pub(super) struct Journal {
 
 /// The journal could not be read or written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {doing} {}: {error}; check that the disk is mounted, writable and not full", path.display())]
-pub struct JournalError {
-    doing: &'static str,
-    path: PathBuf,
-    error: io::Error,
+pub enum JournalError {
+    /// The file system failed.
+    #[error("cannot {doing} {}: {error}; check that the disk is mounted, writable and not full", path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A newer plugin wrote it.
+    #[error(
+        "{} has version {version}, and this kubelet plugin reads up to {VERSION}: the claim is left as it is until the newer \
+         version of kerf is back on this node", path.display()
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u64,
+    },
+}
+
+/// Why a file cannot be used.
+#[derive(Debug)]
+pub(super) enum Unusable {
+    /// It is no record, or none of this claim: the reason.
+    Damaged(String),
+    /// It is of a later format: its version.
+    Newer(u64),
 }
 
 impl JournalError {
     fn new(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> JournalError {
         let path = path.to_owned();
-        move |error| JournalError { doing, path, error }
+        move |error| JournalError::Io { doing, path, error }
     }
 }
 
@@ -58,12 +85,19 @@ impl Journal {
         Ok(Journal { dir: dir.to_owned(), set_aside: Mutex::default() })
     }
 
-    /// The record of a claim whose lock is held; `None` where there is none. A file that cannot be used is set aside.
-    pub(super) fn load(&self, uid: &str) -> Option<Record> {
-        self.read(uid).unwrap_or_else(|reason| {
-            self.put_aside(uid, reason);
-            None
-        })
+    /// The record of a claim whose lock is held; `None` where there is none. A file that is damaged is set aside.
+    ///
+    /// # Errors
+    /// [`JournalError::Newer`].
+    pub(super) fn load(&self, uid: &str) -> Result<Option<Record>, JournalError> {
+        match self.read(uid) {
+            Ok(record) => Ok(record),
+            Err(Unusable::Newer(version)) => Err(JournalError::Newer { path: self.path(uid), version }),
+            Err(Unusable::Damaged(reason)) => {
+                self.put_aside(uid, reason);
+                Ok(None)
+            }
+        }
     }
 
     /// Every record that can be used. Those of other claims may change meanwhile unless a GPU of theirs is locked; a
@@ -102,11 +136,11 @@ impl Journal {
         Ok(uids)
     }
 
-    fn read(&self, uid: &str) -> Result<Option<Record>, String> {
+    fn read(&self, uid: &str) -> Result<Option<Record>, Unusable> {
         match fs::read(self.path(uid)) {
             Ok(bytes) => parse(uid, &bytes).map(Some),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(Unusable::Damaged(error.to_string())),
         }
     }
 
@@ -180,17 +214,17 @@ pub(super) fn encode(record: &Record) -> serde_json::Result<Vec<u8>> {
 }
 
 /// Reads a record, or says why not.
-pub(super) fn parse(uid: &str, bytes: &[u8]) -> Result<Record, String> {
-    let value: Value = serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}"))?;
+pub(super) fn parse(uid: &str, bytes: &[u8]) -> Result<Record, Unusable> {
+    let damaged = |reason: String| Unusable::Damaged(reason);
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| damaged(format!("not JSON: {error}")))?;
     match value.get("version").and_then(Value::as_u64) {
-        None => return Err("it has no version".to_owned()),
-        Some(version) if version > VERSION => {
-            return Err(format!("version {version} is newer than this kubelet plugin, which reads up to {VERSION}"));
-        }
+        None => return Err(damaged("it has no version".to_owned())),
+        Some(version) if version > VERSION => return Err(Unusable::Newer(version)),
         Some(_) => {}
     }
-    let record: Record = serde_json::from_value(value).map_err(|error| format!("not a record of a claim: {error}"))?;
-    if record.claim.uid == uid { Ok(record) } else { Err(format!("it is about claim {}", record.claim.uid)) }
+    let record: Record =
+        serde_json::from_value(value).map_err(|error| damaged(format!("not a record of a claim: {error}")))?;
+    if record.claim.uid == uid { Ok(record) } else { Err(damaged(format!("it is about claim {}", record.claim.uid))) }
 }
 
 #[cfg(test)]
@@ -217,10 +251,10 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let (_dir, journal) = journal();
-        assert_eq!(journal.load("a"), None);
+        assert_eq!(journal.load("a").unwrap(), None);
         journal.write(&record("a")).unwrap();
         journal.write(&record("b")).unwrap();
-        assert_eq!(journal.load("a"), Some(record("a")));
+        assert_eq!(journal.load("a").unwrap(), Some(record("a")));
         assert_eq!(journal.load_all().unwrap().len(), 2);
         journal.remove("a").unwrap();
         journal.remove("a").unwrap();
@@ -245,11 +279,11 @@ mod tests {
             "version": 1, "bootId": "boot", "phase": "Prepared", "invented": {"a": [1]},
             "claim": {"uid": "a", "namespace": "default", "name": "claim", "generation": 7},
             "results": [{"request": "r", "pool": "n", "device": "gpu-3b-00-0-mig-1g10gb-4", "invented": 1}],
-            "partitions": [{"device": "gpu-3b-00-0-mig-1g10gb-4", "profileId": 19, "placement": {"start": 4, "size": 1},
-                "state": "Carved", "gpuInstance": 5, "mps": true}],
+            "partitions": [{"device": "gpu-3b-00-0-mig-1g10gb-4", "profileId": 19, "state": "Carved", "gpuInstance": 5,
+                "placement": {"start": 4, "size": 1, "invented": "here as well"}, "mps": true}],
         });
         fs::write(journal.path("a"), newer.to_string()).unwrap();
-        let mut record = journal.load("a").unwrap();
+        let mut record = journal.load("a").unwrap().unwrap();
         let mut results = record.results.clone();
         results.iter_mut().for_each(|result| result.extra.clear());
         record.set_results(results);
@@ -261,6 +295,7 @@ mod tests {
         assert_eq!(written["claim"]["generation"], 7);
         assert_eq!(written["results"][0]["invented"], 1);
         assert_eq!(written["partitions"][0]["mps"], true);
+        assert_eq!(written["partitions"][0]["placement"]["invented"], "here as well");
         assert_eq!(written["bootId"], "another boot");
         assert_eq!(written["partitions"][0]["state"], "Planned");
     }
@@ -273,7 +308,6 @@ mod tests {
             (b"\xff\x00", "not JSON"),
             (b"[]", "no version"),
             (b"{\"version\":\"1\"}", "no version"),
-            (b"{\"version\":2}", "newer"),
             (b"{\"version\":1}", "not a record"),
         ] {
             let (_dir, journal) = journal();
@@ -282,7 +316,7 @@ mod tests {
             assert_eq!(journal.load_all().unwrap(), [record("good")], "the others are there all the same");
             assert_eq!(journal.unusable().unwrap(), ["bad"]);
             assert_eq!(journal.take_set_aside(), [], "it is left to who locks the claim");
-            assert_eq!(journal.load("bad"), None);
+            assert_eq!(journal.load("bad").unwrap(), None);
             let aside = journal.take_set_aside();
             assert_eq!(aside.len(), 1);
             assert_eq!(aside[0].claim_uid, "bad");
@@ -297,11 +331,26 @@ mod tests {
     }
 
     #[test]
+    fn a_newer_format_is_refused_and_left_alone() {
+        let (_dir, journal) = journal();
+        journal.write(&record("good")).unwrap();
+        fs::write(journal.path("newer"), b"{\"version\":2}").unwrap();
+        assert_eq!(journal.load_all().unwrap(), [record("good")]);
+        assert_eq!(journal.unusable().unwrap(), ["newer"]);
+        let error = journal.load("newer").unwrap_err().to_string();
+        for part in ["newer.json has version 2", "reads up to 1", "until the newer version of kerf is back"] {
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(fs::read(journal.path("newer")).unwrap(), b"{\"version\":2}");
+        assert_eq!(journal.take_set_aside(), []);
+    }
+
+    #[test]
     fn a_record_under_another_claims_name_is_set_aside() {
         let (_dir, journal) = journal();
         journal.write(&record("a")).unwrap();
         fs::rename(journal.path("a"), journal.path("b")).unwrap();
-        assert_eq!(journal.load("b"), None);
+        assert_eq!(journal.load("b").unwrap(), None);
         assert!(journal.take_set_aside()[0].reason.contains("about claim a"));
     }
 
@@ -315,7 +364,7 @@ mod tests {
         changed.boot_id = "other".into();
         let error = journal.write(&changed).unwrap_err().to_string();
         assert!(error.contains("cannot write the claim's journal"), "{error}");
-        assert_eq!(journal.load("a"), Some(record("a")));
+        assert_eq!(journal.load("a").unwrap(), Some(record("a")));
     }
 
     #[test]

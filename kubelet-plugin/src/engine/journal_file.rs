@@ -12,7 +12,7 @@ use kerf_nvml::PciAddress;
 use super::PreparedClaim;
 use super::epoch::Epoch;
 use super::holders::{self, Extent};
-use super::journal;
+use super::journal::{self, Unusable};
 use super::record::Record;
 
 /// The content of a claim's journal file, with all that a newer version has added to it.
@@ -23,9 +23,12 @@ impl JournalFile {
     /// Reads `file` as the journal of the claim `uid`.
     ///
     /// # Errors
-    /// Why the engine would set the file aside.
+    /// Why the engine would not use the file.
     pub fn read(uid: &str, file: &[u8]) -> Result<JournalFile, String> {
-        journal::parse(uid, file).map(JournalFile)
+        journal::parse(uid, file).map(JournalFile).map_err(|unusable| match unusable {
+            Unusable::Damaged(reason) => reason,
+            Unusable::Newer(version) => format!("version {version} is newer than this build"),
+        })
     }
 
     /// The file as the engine writes it.

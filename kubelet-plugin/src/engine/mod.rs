@@ -46,6 +46,7 @@ use kerf_nvml::{DriverRoot, Nvml, PciAddress};
 pub(crate) use busy::processes;
 pub use claim::{AllocatedDevice, Claim, PreparedClaim, PreparedDevice, PreparedPartition, SetAside};
 pub use device_name::{DeviceName, DeviceNameError, Partition};
+use errors::LoadError;
 pub use errors::{GpuError, JournalError, LockError, OpenError, PrepareError, ReleaseError, SpecError, UnprepareError};
 pub use foreign::{ForeignPolicy, RemovedForeign};
 pub use journal_file::JournalFile;
@@ -127,7 +128,8 @@ impl Engine {
         for uid in engine.journal.unusable()? {
             // Who holds the claim's lock now sets the file aside himself.
             if let Ok(_claim) = engine.lock_claim(&uid, "the start of the plugin", Instant::now()) {
-                engine.journal.load(&uid);
+                let unknown = engine.journal.load(&uid).err();
+                unknown.iter().for_each(|error| tracing::warn!(claim.uid = uid, %error, "a claim is left alone"));
             }
         }
         Ok(engine)
@@ -197,15 +199,16 @@ impl<'a> Ledger<'a> {
     /// What is known of a claim: its journal, else what its CDI file tells, else `None`.
     ///
     /// # Errors
-    /// When a GPU has to be asked for what the CDI file does not tell, and does not answer.
-    fn load(engine: &'a Engine, uid: &str) -> Result<Option<Ledger<'a>>, GpuError> {
-        if let Some(record) = engine.journal.load(uid) {
+    /// When the journal is of a newer format, or a GPU has to be asked for what the CDI file does not tell, and does not
+    /// answer.
+    fn load(engine: &'a Engine, uid: &str) -> Result<Option<Ledger<'a>>, LoadError> {
+        if let Some(record) = engine.journal.load(uid)? {
             return Ok(Some(Ledger { engine, saved: Some(record.clone()), record, begun: Vec::new() }));
         }
         match engine.recover(uid) {
             None => Ok(None),
             Some(Recovered { record, missing: None }) => Ok(Some(Ledger::new(engine, record))),
-            Some(Recovered { missing: Some(error), .. }) => Err(error),
+            Some(Recovered { missing: Some(error), .. }) => Err(error.into()),
         }
     }
 

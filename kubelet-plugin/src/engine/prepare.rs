@@ -44,7 +44,9 @@ struct Cut {
 impl Cut {
     /// Whether a partition of the record is this one.
     fn is_of(self, device: &DeviceName, partition: &PartitionRecord) -> bool {
-        partition.device == *device && partition.profile_id == self.profile_id && partition.placement == self.placement
+        partition.device == *device
+            && partition.profile_id == self.profile_id
+            && partition.placement() == self.placement
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The format is versioned. Within a version fields are only added: what this build does not know it keeps in `extra`
 //! and writes back, so that a downgrade loses nothing. A change that an older build would misread takes a new version,
-//! and a file of a newer version is set aside.
+//! and a file of a newer version is refused and left alone.
 
 use std::collections::BTreeSet;
 
@@ -93,7 +93,7 @@ pub(super) struct PartitionRecord {
     pub(super) device: DeviceName,
     /// Hardware profile id.
     pub(super) profile_id: u32,
-    pub(super) placement: Placement,
+    placement: PlacementRecord,
     pub(super) state: PartitionState,
     /// Whether the GPU instance was there before the claim, and stays after it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -111,6 +111,15 @@ pub(super) struct PartitionRecord {
     pub(super) uuid: Option<String>,
     #[serde(flatten)]
     pub(super) extra: Map<String, Value>,
+}
+
+/// The memory slices of a partition.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct PlacementRecord {
+    start: u32,
+    size: u32,
+    #[serde(flatten)]
+    extra: Map<String, Value>,
 }
 
 /// How far a partition has got.
@@ -199,7 +208,7 @@ impl PartitionRecord {
         PartitionRecord {
             device,
             profile_id,
-            placement,
+            placement: PlacementRecord { start: placement.start, size: placement.size, extra: Map::new() },
             state: PartitionState::Planned,
             kept: false,
             kept_compute: false,
@@ -208,6 +217,11 @@ impl PartitionRecord {
             uuid: None,
             extra: Map::new(),
         }
+    }
+
+    /// The memory slices that it covers.
+    pub(super) fn placement(&self) -> Placement {
+        Placement { start: self.placement.start, size: self.placement.size }
     }
 
     /// Whether something of it may be on the GPU.
@@ -227,7 +241,7 @@ impl PartitionRecord {
 
     /// Whether a live instance has this partition's profile and placement: it is this one, or a stranger in its place.
     pub(super) fn describes(&self, live: &GpuInstance) -> bool {
-        live.profile_id == self.profile_id && live.placement == self.placement
+        live.profile_id == self.profile_id && live.placement == self.placement()
     }
 
     /// Whether a live instance is the one that was carved for this partition, as far as the journal can tell.

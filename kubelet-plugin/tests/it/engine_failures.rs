@@ -3,10 +3,12 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
+use std::time::Duration;
 
-use kerf_kubelet_plugin::engine::{Engine, Settings};
+use kerf_kubelet_plugin::engine::{Engine, ForeignPolicy, Settings};
 use kerf_mig::Geometry;
 use kerf_nvml::{Code, DriverRoot, Library, MigMode};
+use serde_json::{Value, json};
 
 use crate::engine_node::{
     self, Fault, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, claim, late, prepare, refused, unprepare,
@@ -188,7 +190,7 @@ fn a_damaged_journal_loses_nothing() {
     let prepared = prepare(&node.engine(), &claim).unwrap();
     let live = node.live(GPU);
     let path = node.settings().claims.join("a.json");
-    for content in ["", "{\"version\": 1, \"cl", "{\"version\": 7, \"invented\": true}"] {
+    for content in ["", "{\"version\": 1, \"cl", "{\"version\": \"7\", \"invented\": true}"] {
         for finish in ["prepare", "unprepare"] {
             fs::write(&path, content).unwrap();
             let engine = node.engine();
@@ -213,6 +215,43 @@ fn a_damaged_journal_loses_nothing() {
             }
         }
     }
+}
+
+/// Of a claim that a newer plugin has prepared nothing is touched, whatever is asked for, and its devices are given to nobody.
+#[test]
+fn a_journal_of_a_newer_plugin_is_left_alone() {
+    let node = Node::start(H100);
+    let claim = claim("a", &[MIG_1G, MIG_3G]);
+    prepare(&node.engine(), &claim).unwrap();
+    let path = node.settings().claims.join("a.json");
+    let mut newer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    newer["version"] = json!(2);
+    newer["partitions"] = json!("kept elsewhere");
+    fs::write(&path, newer.to_string()).unwrap();
+    let (live, spec) = (node.live(GPU), node.cdi(&claim));
+
+    let engine = Engine::open(
+        Arc::clone(&node.nvml),
+        Settings { foreign: ForeignPolicy::Delete, patience: Duration::ZERO, ..node.settings() },
+    );
+    let engine = engine.unwrap();
+    let errors = [
+        refused(&engine, &claim),
+        engine.unprepare("a", late()).unwrap_err().to_string(),
+        engine.release_left_behind("a", &|| true).unwrap_err().to_string(),
+    ];
+    for error in errors {
+        assert!(error.contains("a.json has version 2, and this kubelet plugin reads up to 1"), "{error}");
+    }
+    for device in [MIG_2G, GPU] {
+        let error = refused(&engine, &engine_node::claim("b", &[device]));
+        assert!(error.contains("held by claim") && error.contains("(a)"), "{error}");
+    }
+    assert_eq!(engine.sweep_foreign(), []);
+    assert_eq!(engine.retry_condemned().unwrap().left, 0);
+    assert_eq!(engine.take_set_aside(), []);
+    assert_eq!(serde_json::from_slice::<Value>(&fs::read(&path).unwrap()).unwrap(), newer);
+    assert_eq!((node.live(GPU), node.cdi(&claim), node.journal_files()), (live, spec, vec!["a.json".to_owned()]));
 }
 
 /// What the CDI file does not tell is asked of the GPU. As long as that does not answer, the claim is neither half released

@@ -94,7 +94,7 @@ const CODES: [Code; 5] =
     [Code::Unknown, Code::Timeout, Code::InUse, Code::InsufficientResources, Code::DriverNotLoaded];
 
 /// What is found in files that are not whole.
-const RUBBISH: [&str; 4] = ["", "{", "{\"version\": 1, \"cl", "{\"version\": 7, \"invented\": true}"];
+const RUBBISH: [&str; 4] = ["", "{", "{\"version\": 1, \"cl", "{\"version\": \"7\", \"invented\": true}"];
 
 impl Random {
     /// Seeds that follow each other have nothing in common.
