@@ -6,6 +6,8 @@ use clap::{Parser, ValueEnum};
 use kerf_api::names;
 
 use crate::engine::ForeignPolicy;
+use crate::lease::AtExit;
+use crate::paths;
 
 /// Offers this node's NVIDIA GPUs to Kubernetes, and carves MIG instances out of them when pods need them.
 #[derive(Clone, Debug, Parser)]
@@ -19,14 +21,18 @@ pub struct Args {
     #[arg(long, env = "KERF_DRIVER_NAME", default_value = names::DRIVER_NAME, value_parser = dns_name)]
     pub driver_name: String,
 
-    /// Where the NVIDIA driver is, as this program sees it [default: the first that holds one of /run/nvidia/driver,
+    /// UID of this pod. With it, two pods can serve the node at the same time, one taking over from the other.
+    #[arg(long, env = "KERF_POD_UID", value_parser = pod_uid)]
+    pub pod_uid: Option<String>,
+
+    /// Where the host's root directory is, as this program sees it.
+    #[arg(long, env = "KERF_HOST_ROOT", default_value = "/", value_parser = absolute)]
+    pub host_root: PathBuf,
+
+    /// Where the NVIDIA driver is, as the host sees it [default: the first that holds one of /run/nvidia/driver,
     /// /home/kubernetes/bin/nvidia, /].
     #[arg(long, env = "KERF_DRIVER_ROOT", value_parser = absolute)]
     pub driver_root: Option<PathBuf>,
-
-    /// Where the NVIDIA driver is, as the container runtime sees it [default: the driver root].
-    #[arg(long, env = "KERF_HOST_DRIVER_ROOT", value_parser = absolute)]
-    pub host_driver_root: Option<PathBuf>,
 
     /// The kubelet's root directory.
     #[arg(long, env = "KERF_KUBELET_ROOT", default_value = "/var/lib/kubelet", value_parser = absolute)]
@@ -47,6 +53,10 @@ pub struct Args {
     /// What to do about GPU instances that no claim explains. One with processes is never destroyed.
     #[arg(long, env = "KERF_FOREIGN_INSTANCES", value_enum, default_value_t)]
     pub foreign_instances: ForeignPolicy,
+
+    /// What becomes of the node's devices when this program is told to end and no other serves the node.
+    #[arg(long, env = "KERF_AT_EXIT", value_enum, default_value_t)]
+    pub at_exit: AtExit,
 
     /// Form of the log on standard error. What is logged is chosen by RUST_LOG.
     #[arg(long, env = "KERF_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
@@ -75,6 +85,15 @@ fn dns_name(text: &str) -> Result<String, &'static str> {
         Ok(text.to_owned())
     } else {
         Err("not a DNS name of lower-case letters, digits, '-' and '.'")
+    }
+}
+
+/// What Kubernetes gives pods for a UID: a UUID, or the hash of a static pod's file. It becomes part of sockets' names.
+fn pod_uid(text: &str) -> Result<String, &'static str> {
+    if paths::is_pod_uid(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("not a pod's UID, which has hexadecimal digits and '-'")
     }
 }
 
@@ -119,7 +138,11 @@ mod tests {
             ["--driver-name", ""],
             ["--kubelet-root", "kubelet"],
             ["--cdi-root", ""],
+            ["--host-root", "host"],
+            ["--pod-uid", "../1"],
+            ["--pod-uid", ""],
             ["--foreign-instances", "destroy"],
+            ["--at-exit", "stay"],
         ] {
             let error = parse(&bad).unwrap_err();
             assert!(

@@ -16,6 +16,7 @@ use kerf_proto::dra::v1::{
     NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
 };
 use kerf_proto::dra::v1beta1::dra_plugin_server::{DraPlugin as V1beta1, DraPluginServer as V1beta1Server};
+use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
@@ -45,6 +46,7 @@ struct Shared<S, C> {
     claims: S,
     carver: Arc<C>,
     events: Events,
+    work: TaskTracker,
 }
 
 /// An error and those behind it in one line, which is all the kubelet shows of it.
@@ -59,7 +61,13 @@ impl<S: ClaimSource, C: Carver> Dra<S, C> {
             claims,
             carver,
             events,
+            work: TaskTracker::new(),
         }))
+    }
+
+    /// The claims in work. They outlive their calls: a kubelet that has closed its connection stops no carving.
+    pub fn work(&self) -> TaskTracker {
+        self.0.work.clone()
     }
 
     /// As gRPC service of version v1.
@@ -105,6 +113,7 @@ impl<S: ClaimSource, C: Carver> Dra<S, C> {
 
     async fn try_prepare(&self, asked: &ClaimRef, deadline: Instant) -> Result<Vec<PreparedDevice>, String> {
         let shared = &self.0;
+        let work = shared.work.token();
         let found = shared.claims.get(asked).await.map_err(|error| OneLine(&error).to_string())?;
         let claim = claim::check(asked, found.as_ref(), &shared.driver_name, &shared.node_name).map_err(|error| {
             let message = OneLine(&error).to_string();
@@ -114,14 +123,22 @@ impl<S: ClaimSource, C: Carver> Dra<S, C> {
             message
         })?;
         let carver = Arc::clone(&shared.carver);
-        blocking(move || carver.prepare(&claim, deadline)).await
+        blocking(move || {
+            let _work = work;
+            carver.prepare(&claim, deadline)
+        })
+        .await
     }
 
     async fn unprepare(&self, asked: ClaimRef, deadline: Instant) -> Result<(), String> {
         let started = Instant::now();
         let uid = asked.uid.clone();
-        let carver = Arc::clone(&self.0.carver);
-        let released = blocking(move || carver.unprepare(&uid, deadline)).await;
+        let (carver, work) = (Arc::clone(&self.0.carver), self.0.work.token());
+        let released = blocking(move || {
+            let _work = work;
+            carver.unprepare(&uid, deadline)
+        })
+        .await;
         let ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         match &released {
             Ok(()) => tracing::info!(ms, "unprepared"),

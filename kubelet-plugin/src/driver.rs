@@ -33,12 +33,12 @@ use crate::reconcile::{Node, NodeError};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Where the driver is.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct DriverFiles {
-    /// As this program sees it; looked for in the usual places when not given.
+    /// Where this program sees the host's root directory.
+    pub host_root: PathBuf,
+    /// The driver root, as the host calls it; looked for in the usual places when not given.
     pub driver_root: Option<PathBuf>,
-    /// As the container runtime sees it; the same when not given.
-    pub host_driver_root: Option<PathBuf>,
 }
 
 /// The driver of this node, opened on demand.
@@ -90,9 +90,9 @@ impl Driver {
         changed: Arc<Notify>,
     ) -> Driver {
         Driver {
+            boot_id: inventory::boot_id(&files.host_root),
             files,
             driver_name: driver_name.to_owned(),
-            boot_id: inventory::boot_id(),
             foreign,
             paths: paths.clone(),
             session: Mutex::default(),
@@ -145,15 +145,14 @@ impl Driver {
     }
 
     fn open(&self) -> Result<Session, DriverError> {
-        let root = match &self.files.driver_root {
-            Some(root) => DriverRoot::at(root),
-            None => DriverRoot::detect(DriverRoot::CANDIDATES)?,
+        let DriverFiles { host_root, driver_root } = &self.files;
+        let root = match driver_root {
+            Some(root) => DriverRoot::below(host_root, root),
+            None => DriverRoot::detect(host_root, DriverRoot::CANDIDATES)?,
         };
         let nvml: Arc<dyn Nvml> = Arc::new(Library::open(&root)?);
-        let host_driver_root = self.files.host_driver_root.clone().unwrap_or_else(|| root.path().to_owned());
         let settings = Settings {
             driver_root: root.clone(),
-            host_driver_root,
             claims: self.paths.claims.clone(),
             locks: self.paths.locks.clone(),
             cdi: self.paths.cdi.clone(),
@@ -162,7 +161,7 @@ impl Driver {
             foreign: self.foreign,
         };
         let engine = Engine::open(Arc::clone(&nvml), settings)?;
-        tracing::info!(driver_root = %root.path().display(), "NVIDIA driver opened");
+        tracing::info!(driver_root = %root.host_path(root.path()).display(), "NVIDIA driver opened");
         Ok(Session { nvml, engine, root })
     }
 

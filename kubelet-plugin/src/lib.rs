@@ -6,6 +6,7 @@
 //! * [`registration`], [`dra`] and [`health`] are the services the kubelet calls; [`claim`] checks what it asks for.
 //! * [`reconcile`] releases what nobody else will, and goes on with what could not be released.
 //! * [`node_status`], [`lease`] and [`events`] are what the plugin tells the API server.
+//! * [`neighbours`] are the other plugins of this driver on the node, during a rolling update (`HANDOVER.md`).
 //! * [`run()`] wires them.
 //!
 //! Architecture invariant: the plugin never writes a ResourceSlice or a claim. What it knows goes into its GpuNode, and
@@ -23,6 +24,7 @@ pub mod events;
 pub mod health;
 pub mod inventory;
 pub mod lease;
+pub mod neighbours;
 mod node;
 pub mod node_status;
 pub mod paths;
@@ -34,4 +36,5 @@ mod telemetry;
 
 pub use args::{Args, LogFormat};
 pub use engine::ForeignPolicy;
+pub use lease::AtExit;
 pub use run::run;

@@ -28,6 +28,13 @@ pub(crate) enum NodeError {
     },
 }
 
+impl NodeError {
+    /// Whether somebody else has written the object meanwhile.
+    pub(crate) fn is_conflict(&self) -> bool {
+        matches!(self, NodeError::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 409))
+    }
+}
+
 /// This node as owner of an object, which then goes when the node is deleted. Always asked anew: a node that was deleted
 /// and came back has another UID.
 pub(crate) async fn owner(client: &Client, node_name: &str) -> Result<OwnerReference, NodeError> {

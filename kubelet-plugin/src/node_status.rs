@@ -1,6 +1,9 @@
 //! Keeps the GpuNode of this node as the plugin knows it.
 //!
 //! Architecture invariant: nothing waits for this. Prepare works while the API server does not take a status.
+//!
+//! Architecture invariant: one writer at a time. Of two plugins on one node it is the one that holds the lease, or is about
+//! to take it. That is asked before each write, after the object was read, and a write after another's fails.
 
 use std::time::Duration;
 
@@ -13,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
 use crate::inventory::Inventory;
+use crate::lease::NodeLease;
 use crate::node::{self, NodeError};
 use crate::registration::KubeletVerdict;
 
@@ -20,23 +24,45 @@ use crate::registration::KubeletVerdict;
 /// API server little; nothing is written when it is as it should be.
 const COMPARE: Duration = Duration::from_secs(60);
 
+/// How often a plugin that may not write looks whether it may.
+const STAND_BY: Duration = Duration::from_secs(10);
+
 /// How long a starting plugin waits for the kubelet before it writes that it is not registered. A plugin that restarts
-/// is registered again within a second or so, and the status that its predecessor left is right until then.
-const GRACE: Duration = Duration::from_secs(5);
+/// is registered again within seconds, and the status that its predecessor left is right until then.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// The first wait after a failure, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Writes until `shutdown`. `stands` becomes true when the API server first holds what this process found, registration
-/// included: from then on the object may be vouched for.
+/// What the status is made of.
+pub struct Sources {
+    /// What the node has.
+    pub inventory: watch::Receiver<Option<Inventory>>,
+    /// What the kubelet thinks of the plugin.
+    pub verdict: watch::Receiver<KubeletVerdict>,
+    /// Whether this process holds the node's lease: what another has written meanwhile is put right when it does again.
+    pub held: watch::Receiver<bool>,
+}
+
+/// How a comparison has ended.
+enum Compared {
+    /// The object says what it should.
+    Equal,
+    /// It is another plugin's to write.
+    NotOurs,
+}
+
+/// Writes until `shutdown`, as far as `lease` lets it. `stands` becomes true when the API server first holds what this
+/// process found, registration included: from then on the object may be vouched for.
 pub async fn publish(
     client: Client,
     node_name: &str,
-    mut inventory: watch::Receiver<Option<Inventory>>,
-    mut verdict: watch::Receiver<KubeletVerdict>,
+    sources: Sources,
+    lease: &NodeLease,
     stands: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) {
+    let Sources { mut inventory, mut verdict, mut held } = sources;
     let work = async {
         if inventory.wait_for(Option::is_some).await.is_err() {
             return;
@@ -50,8 +76,12 @@ pub async fn publish(
                 Some(inventory) => status(inventory, &verdict.borrow_and_update()),
                 None => return,
             };
-            let wait = match write(&client, node_name, &status).await {
-                Ok(()) => {
+            let wait = match write(&client, node_name, lease, &status).await {
+                Ok(Compared::NotOurs) => {
+                    backoff.succeeded();
+                    STAND_BY
+                }
+                Ok(Compared::Equal) => {
                     backoff.succeeded();
                     if status.registered {
                         stands.send_replace(true);
@@ -68,6 +98,7 @@ pub async fn publish(
                 () = tokio::time::sleep(wait) => {}
                 Ok(()) = inventory.changed() => {}
                 Ok(()) = verdict.changed() => {}
+                Ok(()) = held.changed() => {}
             }
         }
     };
@@ -89,7 +120,12 @@ fn status(inventory: &Inventory, verdict: &KubeletVerdict) -> GpuNodeStatus {
 }
 
 /// Creates the GpuNode where there is none, and writes its status where it differs.
-async fn write(client: &Client, node_name: &str, status: &GpuNodeStatus) -> Result<(), NodeError> {
+async fn write(
+    client: &Client,
+    node_name: &str,
+    lease: &NodeLease,
+    status: &GpuNodeStatus,
+) -> Result<Compared, NodeError> {
     let api: Api<GpuNode> = Api::all(client.clone());
     let found = match node::within(api.get_opt(node_name), "the GpuNode cannot be read").await? {
         Some(found) => found,
@@ -106,19 +142,22 @@ async fn write(client: &Client, node_name: &str, status: &GpuNodeStatus) -> Resu
         }
     };
     if found.status.as_ref() == Some(status) {
-        return Ok(());
+        return Ok(Compared::Equal);
+    }
+    if !lease.lets_report(status.registered).await? {
+        return Ok(Compared::NotOurs);
     }
     let patch = Patch::Apply(json!({
         "apiVersion": GpuNode::api_version(&()),
         "kind": GpuNode::kind(&()),
-        // Not the object of a node that was deleted and came back meanwhile.
-        "metadata": {"name": node_name, "uid": found.uid()},
+        // Not the object of a node that was deleted and came back meanwhile, nor one that another plugin has written.
+        "metadata": {"name": node_name, "uid": found.uid(), "resourceVersion": found.resource_version()},
         "status": status,
     }));
     let params = PatchParams::apply(names::KUBELET_PLUGIN).force();
     node::within(api.patch_status(node_name, &params, &patch), "the status of the GpuNode cannot be written").await?;
     tracing::info!(gpus = status.gpus.len(), registered = status.registered, "GpuNode written");
-    Ok(())
+    Ok(Compared::Equal)
 }
 
 #[cfg(test)]

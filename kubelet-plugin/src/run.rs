@@ -1,18 +1,22 @@
 //! Wires the parts: what starts when, and how all of it ends.
 //!
-//! At SIGTERM the registration socket goes first, which is how the kubelet learns to send no more claims; then claims in
-//! work are finished; then the lease is released, and with it the publication of the node's devices.
+//! At SIGTERM the claims in work are finished first: the kubelet cuts off what it waits for when it forgets a plugin. Then
+//! the registration socket goes, which is how it learns to forget this one, and with it the lease. What it sends before it
+//! has learned that is served. `HANDOVER.md` tells all of it, also with a second plugin beside this one.
 
+use std::error::Error;
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use kerf_proto::registration::PluginInfo;
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::task::JoinError;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -24,19 +28,29 @@ use crate::dra::Dra;
 use crate::driver::{Driver, DriverFiles};
 use crate::health::Health;
 use crate::inventory::Watcher;
-use crate::lease::Holder;
-use crate::paths::Paths;
+use crate::lease::{AtExit, End, Holder, NodeLease};
+use crate::node_status::Sources;
+use crate::paths::{Paths, Socket};
 use crate::reconcile::Reconciler;
 use crate::registration::KubeletVerdict;
 use crate::socket::{self, SocketError};
-use crate::{events, inventory, lease, node_status, reconcile, registration, telemetry};
+use crate::{events, inventory, neighbours, node_status, reconcile, registration, telemetry};
 
 /// How many threads serve the kubelet. Work on GPUs has threads of its own.
 const WORKERS: usize = 2;
 
-/// How long claims in work may take to finish at the end. Kubernetes kills a pod after 30 s unless told otherwise; what
-/// was not finished is mended by the next start.
-const DRAIN: Duration = Duration::from_secs(20);
+/// How long the kubelet is kept waiting for a plugin that has not seen its GPUs. Opening NVML takes of the order of a second
+/// on real hardware; a plugin that cannot is of use all the same, as it releases claims that hold nothing.
+const FIRST_LOOK: Duration = Duration::from_secs(5);
+
+/// How long to wait at the end for a moment with no claim in work, once before the kubelet is told and once after it. What
+/// is not finished then is mended by the next start. With the rest it is less than the 30 s after which Kubernetes kills a
+/// pod unless told otherwise.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// How long the kubelet may take to see that a registration socket is gone: it looks every second
+/// (`k8s.io/kubernetes/pkg/kubelet/pluginmanager`, `loopSleepDuration`).
+const FORGET: Duration = Duration::from_secs(2);
 
 /// How long to wait for the API server's connection.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -88,30 +102,41 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let Args {
         node_name,
         driver_name,
+        pod_uid,
+        host_root,
         driver_root,
-        host_driver_root,
         kubelet_root,
         cdi_root,
         namespace,
         kubeconfig,
         foreign_instances,
+        at_exit,
         log_format: _,
     } = args;
     let client = client(kubeconfig).await?;
-    let paths = Paths::new(&kubelet_root, &cdi_root, &driver_name);
+    let alone = Paths::new(&kubelet_root, &cdi_root, &driver_name);
+    let paths = match &pod_uid {
+        None => alone,
+        Some(uid) => alone.of_pod(uid),
+    };
+    socket::check(&paths.registration_socket)?;
+    let since = Timestamp::now();
+    // In containers the process id says little: it may be 1 in both of two pods.
+    let identity = format!("{node_name}_{}_{}", std::process::id(), since.as_nanosecond());
+    let lease = NodeLease::new(client.clone(), &namespace, &node_name, Holder { identity, since });
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
 
     let (events, event_writer) = events::channel(&node_name);
     let (inventory_sender, inventory) = watch::channel(None);
     let (verdict_sender, verdict) = watch::channel(KubeletVerdict::Unknown);
     let changed = Arc::new(Notify::new());
-    let files = DriverFiles { driver_root, host_driver_root };
+    let files = DriverFiles { host_root, driver_root };
     let driver =
         Arc::new(Driver::new(files, &driver_name, &paths, foreign_instances, events.clone(), Arc::clone(&changed)));
-    let (deregister, drain, retire) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+    let (deregister, drain) = (CancellationToken::new(), CancellationToken::new());
 
     // The DRA socket comes first: the kubelet connects to it as soon as it knows of it.
-    let (dra_listener, dra_file) = socket::listen(&paths.dra_socket)?;
+    let (dra_listener, dra_file) = neighbours::listen(&paths, Socket::Dra).await?;
     let claims = ApiClaims::new(client.clone());
     let dra = Dra::new(&driver_name, &node_name, claims.clone(), Arc::clone(&driver), events.clone());
     let health = Health::new(&node_name, inventory.clone(), drain.clone());
@@ -123,11 +148,9 @@ async fn serve(args: Args) -> Result<(), RunError> {
         .serve_with_incoming_shutdown(UnixListenerStream::new(dra_listener), drain.clone().cancelled_owned());
     let mut dra_server = tokio::spawn(dra_server.instrument(info_span!("dra")));
 
-    let (registration_listener, registration_file) = socket::listen(&paths.registration_socket)?;
     let info = registration::plugin_info(&driver_name, &paths);
-    let registration_server =
-        registration::serve(registration_listener, info, verdict_sender, deregister.clone().cancelled_owned());
-    let mut registration_server = tokio::spawn(registration_server.instrument(info_span!("registration")));
+    let registering = register(paths.clone(), info, inventory.clone(), verdict_sender, deregister.clone());
+    let mut registering = tokio::spawn(registering.instrument(info_span!("registration")));
 
     let reconciler = Reconciler {
         claims,
@@ -139,12 +162,14 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let reconciling = tokio::spawn(reconcile::run(reconciler, drain.clone()).instrument(info_span!("reconcile")));
     let reader = Arc::clone(&driver);
     let watcher = Watcher { read: Arc::new(move || reader.read_inventory()), changed, events };
-    let watching = inventory::watch(watcher, inventory_sender, retire.clone());
+    let watching = inventory::watch(watcher, inventory_sender, drain.clone());
     let watching = tokio::spawn(watching.instrument(info_span!("inventory")));
     let (stands, standing) = watch::channel(false);
-    let publishing = publish(client.clone(), node_name.clone(), inventory, verdict, stands, retire.clone());
+    let (held_sender, held) = watch::channel(false);
+    let sources = Sources { inventory, verdict: verdict.clone(), held };
+    let publishing = publish(client.clone(), node_name.clone(), sources, lease.clone(), stands, deregister.clone());
     let publishing = tokio::spawn(publishing.instrument(info_span!("node_status")));
-    let leasing = hold(client.clone(), namespace, node_name.clone(), standing, retire.clone());
+    let leasing = hold(lease, standing, held_sender, end(paths, at_exit), deregister.clone());
     let leasing = tokio::spawn(leasing.instrument(info_span!("lease")));
     let writing_events = tokio::spawn(event_writer.run(client).instrument(info_span!("events")));
     tracing::info!(node = node_name, driver = driver_name, socket = %dra_file.path().display(), "serving");
@@ -152,18 +177,25 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let early = tokio::select! {
         _ = terminate.recv() => None,
         _ = interrupt.recv() => None,
-        ended = &mut dra_server => Some(("DRA", ended)),
-        ended = &mut registration_server => Some(("registration", ended)),
+        ended = &mut dra_server => Some(ended_early("DRA", ended)),
+        ended = &mut registering => Some(ended_early("registration", ended)),
     };
 
-    tracing::info!("stopping: no more claims");
-    drop(registration_file);
-    deregister.cancel();
-    drain.cancel();
+    let work = dra.work();
+    work.close();
     if early.is_none() {
-        finish("claims in work", DRAIN, dra_server).await;
+        tracing::info!(claims = work.len(), "stopping");
+        finish("claims in work", DRAIN, work.wait()).await;
     }
-    retire.cancel();
+    deregister.cancel();
+    if early.is_none() && *verdict.borrow() == KubeletVerdict::Registered {
+        tokio::time::sleep(FORGET).await;
+    }
+    drain.cancel();
+    finish("claims in work", DRAIN, work.wait()).await;
+    if early.is_none() {
+        finish("calls", CONNECT, dra_server).await;
+    }
     for (what, task) in
         [("reconcile", reconciling), ("lease", leasing), ("inventory", watching), ("GpuNode", publishing)]
     {
@@ -172,17 +204,16 @@ async fn serve(args: Args) -> Result<(), RunError> {
     writing_events.abort();
     drop(dra_file);
     tracing::info!("stopped");
-    match early {
-        None => Ok(()),
-        Some((server, ended)) => {
-            let error = match ended {
-                Ok(Ok(())) => "no reason given".to_owned(),
-                Ok(Err(error)) => error.to_string(),
-                Err(error) => error.to_string(),
-            };
-            Err(RunError::Server { server, error })
-        }
-    }
+    early.map_or(Ok(()), Err)
+}
+
+fn ended_early(server: &'static str, ended: Result<Result<(), impl Display>, JoinError>) -> RunError {
+    let error = match ended {
+        Ok(Ok(())) => "no reason given".to_owned(),
+        Ok(Err(error)) => error.to_string(),
+        Err(error) => error.to_string(),
+    };
+    RunError::Server { server, error }
 }
 
 async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, RunError> {
@@ -201,38 +232,65 @@ async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, RunError> {
     Ok(Client::try_from(config).map_err(Box::new)?)
 }
 
+/// Makes the plugin known to the kubelet once it has seen its GPUs, until `deregister`. The kubelet sends claims to the
+/// plugin that it knows last: one that cannot serve yet leaves them to its predecessor.
+async fn register(
+    paths: Paths,
+    info: PluginInfo,
+    mut inventory: watch::Receiver<Option<inventory::Inventory>>,
+    verdict: watch::Sender<KubeletVerdict>,
+    deregister: CancellationToken,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let has_seen = |seen: &Option<inventory::Inventory>| {
+        seen.as_ref().is_some_and(|inventory| inventory.status.driver_version.is_some())
+    };
+    let seen = tokio::time::timeout(FIRST_LOOK, inventory.wait_for(has_seen));
+    match deregister.run_until_cancelled(seen).await {
+        None => return Ok(()),
+        Some(Ok(_)) => {}
+        Some(Err(_)) => tracing::warn!("registering without having seen a GPU"),
+    }
+    let (listener, file) = neighbours::listen(&paths, Socket::Registration).await?;
+    let ending = async move {
+        deregister.cancelled().await;
+        drop(file);
+    };
+    Ok(registration::serve(listener, info, verdict, ending).await?)
+}
+
 async fn publish(
     client: Client,
     node_name: String,
-    inventory: watch::Receiver<Option<inventory::Inventory>>,
-    verdict: watch::Receiver<KubeletVerdict>,
+    sources: Sources,
+    lease: NodeLease,
     stands: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) {
-    node_status::publish(client, &node_name, inventory, verdict, stands, shutdown).await;
+    node_status::publish(client, &node_name, sources, &lease, stands, shutdown).await;
 }
 
 /// Takes the lease once the GpuNode stands. Earlier it would vouch for what an earlier plugin left there: devices would be
 /// published, and pods bound, that the kubelet cannot have prepared yet or that are not there any more.
 async fn hold(
-    client: Client,
-    namespace: String,
-    node_name: String,
+    lease: NodeLease,
     mut standing: watch::Receiver<bool>,
+    held: watch::Sender<bool>,
+    end: impl Future<Output = End>,
     shutdown: CancellationToken,
 ) {
-    if !matches!(shutdown.run_until_cancelled(standing.wait_for(|stands| *stands)).await, Some(Ok(_))) {
-        return;
+    if matches!(shutdown.run_until_cancelled(standing.wait_for(|stands| *stands)).await, Some(Ok(_))) {
+        lease.hold(&held, end, shutdown).await;
     }
-    let identity = format!("{node_name}_{}_{}", inventory::boot_id(), std::process::id());
-    let holder = Holder { identity, since: Timestamp::now() };
-    lease::hold(client, &namespace, &node_name, holder, shutdown).await;
 }
 
-/// Waits for a task to end, but not for ever.
-async fn finish<T>(what: &str, patience: Duration, mut task: JoinHandle<T>) {
-    if tokio::time::timeout(patience, &mut task).await.is_err() {
+/// How the lease is left: where another plugin serves the node, nothing is to be withdrawn.
+async fn end(paths: Paths, at_exit: AtExit) -> End {
+    if at_exit == AtExit::Keep || neighbours::is_any_alive(&paths).await { End::Leave } else { End::Release }
+}
+
+/// Waits for something to end, but not for ever.
+async fn finish<T>(what: &str, patience: Duration, ending: impl Future<Output = T>) {
+    if tokio::time::timeout(patience, ending).await.is_err() {
         tracing::warn!("{what}: not finished within {} s", patience.as_secs());
-        task.abort();
     }
 }

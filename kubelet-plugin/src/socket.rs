@@ -5,10 +5,9 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 
-/// How long the path of a socket may be: `sockaddr_un.sun_path` has 108 bytes with the closing zero (unix(7)).
-const PATH_BYTES: usize = 107;
+use crate::paths::SOCKET_PATH_BYTES;
 
 /// A listening socket's file. Removes the file when dropped, unless another process has put its own there meanwhile.
 #[derive(Debug)]
@@ -17,12 +16,23 @@ pub struct SocketFile {
     identity: (u64, u64),
 }
 
+/// What can be seen of the process behind a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// It listens.
+    Alive,
+    /// It has ended without removing its socket.
+    Dead,
+    /// There is no socket, or it cannot be connected to.
+    Unknown,
+}
+
 /// Why a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// The kernel takes no such path.
     #[error(
-        "socket path {} has {} bytes and the kernel allows {PATH_BYTES}: choose a shorter --kubelet-root or --driver-name",
+        "socket path {} has {} bytes and the kernel allows {SOCKET_PATH_BYTES}: choose a shorter --kubelet-root or --driver-name",
         path.display(), path.as_os_str().len()
     )]
     PathTooLong {
@@ -47,14 +57,23 @@ pub enum SocketError {
     },
 }
 
+/// Whether a socket can be at `path`.
+///
+/// # Errors
+/// [`SocketError::PathTooLong`].
+pub fn check(path: &Path) -> Result<(), SocketError> {
+    match path.as_os_str().len() {
+        0..=SOCKET_PATH_BYTES => Ok(()),
+        _ => Err(SocketError::PathTooLong { path: path.to_owned() }),
+    }
+}
+
 /// Listens at `path`. Creates the directory, and removes a socket that an earlier process left behind.
 ///
 /// Must be called within a Tokio runtime.
 pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
     let failed = |action| move |source| SocketError::Io { path: path.to_owned(), action, source };
-    if path.as_os_str().len() > PATH_BYTES {
-        return Err(SocketError::PathTooLong { path: path.to_owned() });
-    }
+    check(path)?;
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory).map_err(failed("given a directory"))?;
     }
@@ -67,6 +86,22 @@ pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
     let listener = UnixListener::bind(path).map_err(failed("bound"))?;
     let identity = identity(path).map_err(failed("looked at"))?;
     Ok((listener, SocketFile { path: path.to_owned(), identity }))
+}
+
+/// Who listens at `path`.
+pub async fn life(path: &Path) -> Life {
+    match UnixStream::connect(path).await {
+        Ok(_) => Life::Alive,
+        // Its queue is full (connect(2), EAGAIN): a process that is too busy, or stopped.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Life::Alive,
+        // The same is said of what is no socket.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => Life::Dead,
+        Err(_) => Life::Unknown,
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
@@ -105,7 +140,7 @@ mod tests {
         assert!(path.exists(), "a killed process leaves its socket behind");
 
         let (_listener, file) = listen(&path).unwrap();
-        tokio::net::UnixStream::connect(&path).await.unwrap();
+        UnixStream::connect(&path).await.unwrap();
         drop(file);
         assert!(!path.exists());
     }
@@ -117,7 +152,7 @@ mod tests {
         let (_old, old_file) = listen(&path).unwrap();
         let (_new, _new_file) = listen(&path).unwrap();
         drop(old_file);
-        tokio::net::UnixStream::connect(&path).await.unwrap();
+        UnixStream::connect(&path).await.unwrap();
     }
 
     #[tokio::test]

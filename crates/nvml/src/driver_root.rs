@@ -38,8 +38,14 @@ const MAX_LINKS: u32 = 40;
 /// A directory that holds an NVIDIA driver: libraries, programs and, for a containerised driver, device nodes.
 ///
 /// Files are looked up when asked for, not kept: a driver container may come and go.
+///
+/// A program in a container sees the host's root directory somewhere below its own. All paths here are the program's own,
+/// and [`DriverRoot::host_path`] tells what the host calls them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverRoot {
+    /// Where the host's root directory is.
+    host_root: PathBuf,
+    /// The driver root, below `host_root`.
     root: PathBuf,
 }
 
@@ -71,19 +77,31 @@ impl DriverRoot {
     /// Where drivers are usually found: the GPU operator's driver container, Container-Optimized OS, the host itself.
     pub const CANDIDATES: [&str; 3] = ["/run/nvidia/driver", "/home/kubernetes/bin/nvidia", "/"];
 
-    /// The driver root at `path`, whatever is there.
+    /// The driver root at `path`, whatever is there, for a program on the host itself.
     pub fn at(path: impl Into<PathBuf>) -> Self {
-        DriverRoot { root: path.into() }
+        DriverRoot { host_root: PathBuf::from("/"), root: path.into() }
     }
 
-    /// The first candidate that holds NVML; usually of [`DriverRoot::CANDIDATES`].
+    /// The driver root that the host calls `path`, for a program that sees the host's root directory at `host_root`. Links
+    /// on the way to it lead where they lead on the host.
+    pub fn below(host_root: impl Into<PathBuf>, path: &Path) -> Self {
+        let host_root = host_root.into();
+        let as_named = || host_root.join(path.strip_prefix("/").unwrap_or(path));
+        let root = resolve(&host_root, path).unwrap_or_else(as_named);
+        DriverRoot { host_root, root }
+    }
+
+    /// The first candidate that holds NVML; usually of [`DriverRoot::CANDIDATES`]. They are the host's names.
     ///
     /// # Errors
     /// [`DriverRootError::NotFound`] names all candidates when none does.
-    pub fn detect(candidates: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Self, DriverRootError> {
+    pub fn detect(
+        host_root: &Path,
+        candidates: impl IntoIterator<Item = impl AsRef<Path>>,
+    ) -> Result<Self, DriverRootError> {
         let mut looked = Vec::new();
         for candidate in candidates {
-            let root = DriverRoot::at(candidate);
+            let root = DriverRoot::below(host_root, candidate.as_ref());
             if root.nvml_library().is_ok() {
                 return Ok(root);
             }
@@ -95,6 +113,14 @@ impl DriverRoot {
     /// The directory.
     pub fn path(&self) -> &Path {
         &self.root
+    }
+
+    /// What the host, and its container runtime, call a path that this gave out.
+    pub fn host_path(&self, path: &Path) -> PathBuf {
+        match path.strip_prefix(&self.host_root) {
+            Ok(below) => Path::new("/").join(below),
+            Err(_) => path.to_owned(),
+        }
     }
 
     /// The NVML library.
@@ -122,51 +148,21 @@ impl DriverRoot {
     }
 
     fn find(&self, name: &str, dirs: &[&str]) -> Result<PathBuf, DriverRootError> {
-        dirs.iter().filter_map(|dir| self.resolve(&Path::new(dir).join(name))).find(|path| path.is_file()).ok_or_else(
-            || DriverRootError::Missing {
+        dirs.iter()
+            .filter_map(|dir| resolve(&self.root, &Path::new(dir).join(name)))
+            .find(|path| path.is_file())
+            .ok_or_else(|| DriverRootError::Missing {
                 name: name.to_owned(),
                 looked: dirs.iter().map(|dir| self.root.join(dir)).collect(),
-            },
-        )
+            })
     }
 
-    /// Follows the symbolic links of `path` as a process chrooted into the driver root would: an absolute target
-    /// starts at the root again, and `..` does not leave it. `None` when a part is missing or the links go in circles.
-    fn resolve(&self, path: &Path) -> Option<PathBuf> {
-        let parts = |path: &Path| path.components().map(|part| part.as_os_str().to_owned()).collect::<Vec<OsString>>();
-        let mut todo = VecDeque::from(parts(path));
-        let mut done = PathBuf::new();
-        let mut links = 0;
-        while let Some(part) = todo.pop_front() {
-            match Path::new(&part).components().next() {
-                Some(Component::RootDir) => done.clear(),
-                Some(Component::ParentDir) => _ = done.pop(),
-                Some(Component::Normal(name)) => {
-                    let at = self.root.join(&done).join(name);
-                    if fs::symlink_metadata(&at).ok()?.is_symlink() {
-                        links += 1;
-                        if links > MAX_LINKS {
-                            return None;
-                        }
-                        for part in parts(&fs::read_link(&at).ok()?).into_iter().rev() {
-                            todo.push_front(part);
-                        }
-                    } else {
-                        done.push(name);
-                    }
-                }
-                _ => {}
-            }
-        }
-        Some(self.root.join(done))
-    }
-
-    /// Where the device nodes are: the driver root's own `dev` if it has the driver's control node, else `/dev`.
+    /// Where the device nodes are: the driver root's own `dev` if it has the driver's control node, else the host's.
     pub fn dev(&self) -> PathBuf {
         self.own_or_host("dev", "dev/nvidiactl")
     }
 
-    /// Where the driver's kernel files are: the driver root's own `proc` if it has `driver/nvidia`, else `/proc`.
+    /// Where the driver's kernel files are: the driver root's own `proc` if it has `driver/nvidia`, else the host's.
     pub fn proc(&self) -> PathBuf {
         self.own_or_host("proc", "proc/driver/nvidia")
     }
@@ -189,7 +185,7 @@ impl DriverRoot {
     }
 
     fn own_or_host(&self, dir: &str, evidence: &str) -> PathBuf {
-        let root = if self.root.join(evidence).exists() { &self.root } else { Path::new("/") };
+        let root = if self.root.join(evidence).exists() { &self.root } else { &self.host_root };
         root.join(dir)
     }
 
@@ -198,6 +194,37 @@ impl DriverRoot {
         let socket = self.root.join("run/nvidia-persistenced/socket");
         socket.exists().then_some(socket)
     }
+}
+
+/// Follows the symbolic links of `path` as a process chrooted into `root` would: an absolute target
+/// starts at the root again, and `..` does not leave it. `None` when a part is missing or the links go in circles.
+fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
+    let parts = |path: &Path| path.components().map(|part| part.as_os_str().to_owned()).collect::<Vec<OsString>>();
+    let mut todo = VecDeque::from(parts(path));
+    let mut done = PathBuf::new();
+    let mut links = 0;
+    while let Some(part) = todo.pop_front() {
+        match Path::new(&part).components().next() {
+            Some(Component::RootDir) => done.clear(),
+            Some(Component::ParentDir) => _ = done.pop(),
+            Some(Component::Normal(name)) => {
+                let at = root.join(&done).join(name);
+                if fs::symlink_metadata(&at).ok()?.is_symlink() {
+                    links += 1;
+                    if links > MAX_LINKS {
+                        return None;
+                    }
+                    for part in parts(&fs::read_link(&at).ok()?).into_iter().rev() {
+                        todo.push_front(part);
+                    }
+                } else {
+                    done.push(name);
+                }
+            }
+            _ => {}
+        }
+    }
+    Some(root.join(done))
 }
 
 #[cfg(test)]
@@ -219,22 +246,24 @@ mod tests {
     #[test]
     fn the_first_candidate_with_nvml_is_the_driver_root() {
         let dir = tempfile::tempdir().unwrap();
-        let candidate = |name: &str| dir.path().join(name);
+        let host = dir.path();
+        let candidate = |name: &str| host.join(name);
         touch(&candidate("driver").join("usr/bin/nvidia-smi")); // an unpacked driver without its libraries
         touch(&candidate("cos").join("lib64/libnvidia-ml.so.1"));
         touch(&candidate("cos").join("bin/nvidia-smi"));
         touch(&candidate("host").join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"));
 
-        let root = DriverRoot::detect(["absent", "driver", "cos", "host"].map(candidate)).unwrap();
+        let root = DriverRoot::detect(host, ["/absent", "/driver", "/cos", "/host"]).unwrap();
         assert_eq!(root.path(), candidate("cos"));
         assert_eq!(root.nvml_library().unwrap(), candidate("cos").join("lib64/libnvidia-ml.so.1"));
         assert_eq!(root.program("nvidia-smi").unwrap(), candidate("cos").join("bin/nvidia-smi"));
+        assert_eq!(root.host_path(&root.nvml_library().unwrap()), Path::new("/cos/lib64/libnvidia-ml.so.1"));
     }
 
     #[test]
     fn what_is_missing_is_named_with_every_place_and_the_flag() {
         let dir = tempfile::tempdir().unwrap();
-        let error = DriverRoot::detect([dir.path().join("a"), dir.path().join("b")]).unwrap_err().to_string();
+        let error = DriverRoot::detect(dir.path(), ["/a", "/b"]).unwrap_err().to_string();
         for part in ["libnvidia-ml.so.1", "/a, ", "/b;", "--driver-root"] {
             assert!(error.contains(part), "{error}");
         }
@@ -298,6 +327,29 @@ mod tests {
         assert_eq!(root.proc(), dir.path().join("proc"));
         assert_eq!(root.sys_pci(), dir.path().join("sys/bus/pci/devices"));
         assert_eq!(root.persistenced_socket(), Some(dir.path().join("run/nvidia-persistenced/socket")));
+    }
+
+    /// `/var/run` is a link to `/run` on every host, and often an absolute one.
+    #[test]
+    fn a_host_below_the_root_is_looked_at_as_it_sees_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = dir.path();
+        touch(&host.join("run/nvidia/driver/usr/lib64/libnvidia-ml.so.1"));
+        touch(&host.join("dev/nvidiactl"));
+        link("/run", &host.join("var/run"));
+
+        let root = DriverRoot::below(host, Path::new("/var/run/nvidia/driver"));
+        assert_eq!(root.path(), host.join("run/nvidia/driver"));
+        assert_eq!(root.host_path(root.path()), Path::new("/run/nvidia/driver"));
+        assert!(root.nvml_library().is_ok());
+        for (here, there) in [(root.dev(), "/dev"), (root.proc(), "/proc"), (root.sys_pci(), "/sys/bus/pci/devices")] {
+            assert_eq!((here.strip_prefix(host).is_ok(), root.host_path(&here)), (true, PathBuf::from(there)));
+        }
+
+        touch(&host.join("run/nvidia/driver/dev/nvidiactl"));
+        assert_eq!(root.host_path(&root.dev()), Path::new("/run/nvidia/driver/dev"), "its own nodes come first");
+        let absent = DriverRoot::below(host, Path::new("/nowhere"));
+        assert_eq!((absent.path(), absent.host_path(absent.path())), (&*host.join("nowhere"), "/nowhere".into()));
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! What of the driver's files is on the node: device nodes, libraries, programs, capability numbers. Reads only.
 //!
-//! Everything is looked up below the driver root as this program sees it, and named as the host sees it: the container
-//! runtime works on the host. What does not exist is left out, and looked for again the next time.
+//! Everything is looked up where this program sees it, and named as the host does: the container runtime works on the
+//! host. What does not exist is left out, and looked for again the next time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kerf_nvml::DriverRoot;
 
@@ -22,10 +22,9 @@ const PROGRAMS: [&str; 5] =
 /// NVML's SONAME.
 const NVML: &str = "libnvidia-ml.so.1";
 
-/// Where to look, and what the host calls it.
+/// Where to look.
 pub(super) struct DriverFiles<'a> {
     root: &'a DriverRoot,
-    host_root: &'a Path,
 }
 
 /// A character device.
@@ -59,8 +58,8 @@ pub(super) struct Common {
 }
 
 impl<'a> DriverFiles<'a> {
-    pub(super) fn new(root: &'a DriverRoot, host_root: &'a Path) -> Self {
-        DriverFiles { root, host_root }
+    pub(super) fn new(root: &'a DriverRoot) -> Self {
+        DriverFiles { root }
     }
 
     /// The node of a GPU; `Err` with the path that should be there.
@@ -87,7 +86,7 @@ impl<'a> DriverFiles<'a> {
             })?;
         let major = capabilities::major(&read(proc.join("devices"))?)?;
         let name = format!("{}{minor}", capabilities::NODE_PREFIX);
-        Some(Node { host_path: self.host_dev().join(&name), name, major, minor })
+        Some(Node { host_path: self.root.host_path(&self.root.dev().join(&name)), name, major, minor })
     }
 
     /// The kernel module's table of all capability devices.
@@ -101,13 +100,13 @@ impl<'a> DriverFiles<'a> {
             control_nodes: CONTROL_NODES.iter().filter_map(|name| self.node(name).ok()).collect(),
             libraries: self.libraries(driver_version),
             programs: PROGRAMS.iter().filter_map(|name| self.program(name)).collect(),
-            persistenced_socket: self.root.persistenced_socket().and_then(|socket| self.on_host(&socket)),
+            persistenced_socket: self.root.persistenced_socket().map(|socket| self.root.host_path(&socket)),
         }
     }
 
     fn node(&self, name: &str) -> Result<Node, PathBuf> {
         let path = self.root.dev().join(name);
-        let host_path = self.host_dev().join(name);
+        let host_path = self.root.host_path(&path);
         match fs::metadata(&path) {
             Ok(metadata) if metadata.file_type().is_char_device() => {
                 let device = metadata.rdev();
@@ -123,7 +122,7 @@ impl<'a> DriverFiles<'a> {
     }
 
     fn program(&self, name: &str) -> Option<Shown> {
-        let host_path = self.on_host(&self.root.program(name).ok()?)?;
+        let host_path = self.root.host_path(&self.root.program(name).ok()?);
         Some(Shown { host_path, names: BTreeSet::from([name.to_owned()]) })
     }
 
@@ -132,7 +131,7 @@ impl<'a> DriverFiles<'a> {
     fn libraries(&self, driver_version: &str) -> Vec<Shown> {
         let Ok(nvml) = self.root.nvml_library() else { return Vec::new() };
         let Some(dir) = nvml.parent() else { return Vec::new() };
-        let Some(host_dir) = self.on_host(dir) else { return Vec::new() };
+        let host_dir = self.root.host_path(dir);
         let mut files = BTreeSet::new();
         let mut links = BTreeMap::new();
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -153,16 +152,6 @@ impl<'a> DriverFiles<'a> {
             shown.entry(nvml.to_owned()).or_default().extend([nvml.to_owned(), NVML.to_owned()]);
         }
         shown.into_iter().map(|(file, names)| Shown { host_path: host_dir.join(file), names }).collect()
-    }
-
-    fn host_dev(&self) -> PathBuf {
-        // A `/dev` outside of the driver root is the host's own.
-        self.on_host(&self.root.dev()).unwrap_or_else(|| PathBuf::from("/dev"))
-    }
-
-    /// What the host calls a path below the driver root.
-    fn on_host(&self, path: &Path) -> Option<PathBuf> {
-        path.strip_prefix(self.root.path()).ok().map(|below| self.host_root.join(below))
     }
 }
 
@@ -198,6 +187,7 @@ fn names_of_libraries(
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::path::Path;
 
     use super::*;
 
@@ -234,14 +224,14 @@ mod tests {
     /// Files are found below the plugin's driver root and named as the host names them.
     #[test]
     fn paths_are_the_hosts() {
-        let dir = tempfile::tempdir().unwrap();
-        let lib = dir.path().join("usr/lib/x86_64-linux-gnu");
+        let host = tempfile::tempdir().unwrap();
+        let root = DriverRoot::below(host.path(), Path::new("/run/nvidia/driver"));
+        let lib = root.path().join("usr/lib/x86_64-linux-gnu");
         write(&lib.join("libnvidia-ml.so.535.261.03"), "");
         symlink("libnvidia-ml.so.535.261.03", lib.join("libnvidia-ml.so.1")).unwrap();
-        write(&dir.path().join("usr/bin/nvidia-smi"), "");
-        write(&dir.path().join("run/nvidia-persistenced/socket"), "");
-        let root = DriverRoot::at(dir.path());
-        let files = DriverFiles::new(&root, Path::new("/run/nvidia/driver"));
+        write(&root.path().join("usr/bin/nvidia-smi"), "");
+        write(&root.path().join("run/nvidia-persistenced/socket"), "");
+        let files = DriverFiles::new(&root);
 
         let common = files.common(VERSION);
         let [nvml] = &common.libraries[..] else { panic!("{common:?}") };
@@ -260,8 +250,8 @@ mod tests {
     fn nvml_needs_no_versioned_name() {
         let dir = tempfile::tempdir().unwrap();
         write(&dir.path().join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"), "");
-        let root = DriverRoot::at(dir.path());
-        let libraries = DriverFiles::new(&root, Path::new("/")).common(VERSION).libraries;
+        let root = DriverRoot::below(dir.path(), Path::new("/"));
+        let libraries = DriverFiles::new(&root).common(VERSION).libraries;
         let [nvml] = &libraries[..] else { panic!("{libraries:?}") };
         assert_eq!(nvml.host_path, Path::new("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"));
         assert_eq!(nvml.names, BTreeSet::from(["libnvidia-ml.so.1".to_owned()]));
@@ -274,8 +264,8 @@ mod tests {
         write(&proc.join("devices"), "Character devices:\n235 nvidia-caps\n");
         write(&proc.join("driver/nvidia/capabilities/gpu0/mig/gi5/access"), "DeviceFileMinor: 48\n");
         write(&proc.join("driver/nvidia-caps/mig-minors"), "gpu0/gi5/access 99\ngpu0/gi5/ci0/access 49\n");
-        let root = DriverRoot::at(dir.path());
-        let files = DriverFiles::new(&root, Path::new("/host"));
+        let root = DriverRoot::below(dir.path(), Path::new("/"));
+        let files = DriverFiles::new(&root);
         let node = |compute_instance| files.capability_node(0, 5, compute_instance);
         let expected = |minor| Node {
             name: format!("nvidia-caps/nvidia-cap{minor}"),

@@ -63,10 +63,8 @@ use recover::Recovered;
 /// Where the engine keeps and finds its things.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The driver, as this program sees it.
+    /// The driver.
     pub driver_root: DriverRoot,
-    /// The same directory, as the host and its container runtime see it.
-    pub host_driver_root: PathBuf,
     /// Journal directory; made, closed to other users.
     pub claims: PathBuf,
     /// Lock directory, shared with any other plugin process of this node; made.
@@ -86,7 +84,6 @@ pub struct Engine {
     nvml: Arc<dyn Nvml>,
     watch: Arc<dyn Watch>,
     driver_root: DriverRoot,
-    host_driver_root: PathBuf,
     boot_id: String,
     patience: Duration,
     foreign: ForeignPolicy,
@@ -110,13 +107,12 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`].
     pub fn open_watched(nvml: Arc<dyn Nvml>, settings: Settings, watch: Arc<dyn Watch>) -> Result<Engine, OpenError> {
-        let Settings { driver_root, host_driver_root, claims, locks, cdi, boot_id, patience, foreign } = settings;
+        let Settings { driver_root, claims, locks, cdi, boot_id, patience, foreign } = settings;
         let kind = Kind::new(names::CDI_VENDOR, names::CDI_CLASS).expect("constants that are legal CDI names");
         let engine = Engine {
             nvml,
             watch,
             driver_root,
-            host_driver_root,
             boot_id,
             patience,
             foreign,

@@ -323,7 +323,7 @@ impl Preparation<'_> {
     }
 
     fn files(&self) -> DriverFiles<'_> {
-        DriverFiles::new(&self.engine.driver_root, &self.engine.host_driver_root)
+        DriverFiles::new(&self.engine.driver_root)
     }
 
     /// Takes back, in reverse, what this call began. What cannot be taken back stays in the journal.

@@ -47,7 +47,7 @@ impl Engine {
         };
         let claim = Claim { uid: uid.to_owned(), namespace: String::new(), name: String::new(), devices: Vec::new() };
         let (mut record, mut missing) = (Record::new(&claim, self.epoch()), None);
-        let mig_minors = DriverFiles::new(&self.driver_root, &self.host_driver_root).mig_minors().unwrap_or_default();
+        let mig_minors = DriverFiles::new(&self.driver_root).mig_minors().unwrap_or_default();
         for device in &spec.devices {
             let name = device.name.strip_prefix(uid).and_then(|name| name.strip_prefix('-'));
             let Some(name) = name.and_then(|name| name.parse::<DeviceName>().ok()) else { continue };

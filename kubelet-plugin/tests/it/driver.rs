@@ -18,7 +18,7 @@ use crate::engine_node::{GPU, Node, SECOND, claim};
 fn driver(node: &Node) -> (Driver, TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let paths = Paths::new(directory.path(), &directory.path().join("cdi"), "gpu.nvidia.com");
-    let files = DriverFiles { driver_root: Some(node.root()), host_driver_root: None };
+    let files = DriverFiles { host_root: "/".into(), driver_root: Some(node.root()) };
     let (events, _writer) = events::channel("node-1");
     let changed = Arc::new(Notify::new());
     (Driver::new(files, "gpu.nvidia.com", &paths, ForeignPolicy::Keep, events, changed), directory)

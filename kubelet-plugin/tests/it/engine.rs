@@ -64,7 +64,7 @@ fn a_whole_gpu_comes_and_goes() {
 
         let spec = node.cdi(&claim);
         let device_node = &spec["devices"][0]["containerEdits"]["deviceNodes"][0];
-        assert_eq!(device_node["hostPath"], format!("/host/driver/dev/nvidia{minor}"));
+        assert_eq!(device_node["hostPath"], format!("/driver/dev/nvidia{minor}"));
         assert_eq!((&device_node["major"], &device_node["minor"]), (&195.into(), &minor.into()));
         let common = &spec["containerEdits"];
         let mounts: BTreeSet<_> = common["mounts"]
@@ -74,12 +74,12 @@ fn a_whole_gpu_comes_and_goes() {
             .map(|mount| (mount["hostPath"].as_str().unwrap(), mount["containerPath"].as_str().unwrap()))
             .collect();
         let lib = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
-        let library = format!("/host/driver{lib}/libnvidia-ml.so.535.261.03");
+        let library = format!("/driver{lib}/libnvidia-ml.so.535.261.03");
         for expected in [
             (library.as_str(), format!("{lib}/libnvidia-ml.so.1")),
             (library.as_str(), format!("{lib}/libnvidia-ml.so.535.261.03")),
-            ("/host/driver/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi".to_owned()),
-            ("/host/driver/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket".to_owned()),
+            ("/driver/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi".to_owned()),
+            ("/driver/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket".to_owned()),
         ] {
             assert!(mounts.contains(&(expected.0, expected.1.as_str())), "{expected:?} not in {mounts:?}");
         }

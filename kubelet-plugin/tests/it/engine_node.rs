@@ -96,8 +96,7 @@ impl Node {
 
     pub(crate) fn settings(&self) -> Settings {
         Settings {
-            driver_root: DriverRoot::at(self.root()),
-            host_driver_root: PathBuf::from("/host/driver"),
+            driver_root: DriverRoot::below(self.dir.path(), Path::new("/driver")),
             claims: self.dir.path().join("claims"),
             locks: self.dir.path().join("locks"),
             cdi: self.dir.path().join("cdi"),

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kerf_kubelet_plugin::paths::Paths;
@@ -29,13 +30,21 @@ pub(crate) struct Plugin {
     pub(crate) process: Child,
     pub(crate) paths: Paths,
     arguments: Vec<OsString>,
-    pub(crate) directory: TempDir,
+    pub(crate) directory: Arc<TempDir>,
 }
 
 impl Plugin {
     /// Starts the program on a node whose driver is at `driver_root`, and registers it as the kubelet does.
     pub(crate) async fn start(driver_root: &Path) -> Plugin {
-        let directory = tempfile::tempdir().unwrap();
+        let mut plugin = Plugin::spawn(driver_root).await;
+        plugin.go();
+        plugin.register().await;
+        plugin
+    }
+
+    /// The program in a process that begins with [`Plugin::go`].
+    pub(crate) async fn spawn(driver_root: &Path) -> Plugin {
+        let directory = Arc::new(tempfile::tempdir().unwrap());
         let (kubelet, cdi) = (directory.path().join("kubelet"), directory.path().join("cdi"));
         let api = ApiServer::default();
         api.put("/api/v1/nodes/node-1", json!({"metadata": {"name": "node-1", "uid": "node-uid"}}));
@@ -51,9 +60,21 @@ impl Plugin {
         arguments.extend(paths.into_iter().flat_map(|(flag, path)| [OsString::from(flag), path.into()]));
         let process = spawn(&arguments);
         let paths = Paths::new(&kubelet, &cdi, "gpu.nvidia.com");
-        let mut plugin = Plugin { api, process, paths, arguments, directory };
+        Plugin { api, process, paths, arguments, directory }
+    }
+
+    /// Another pod on the same node; it is not registered.
+    pub(crate) fn beside(&self, pod_uid: &str, more: &[&str]) -> Plugin {
+        let mut arguments = self.arguments.clone();
+        arguments.extend(["--pod-uid", pod_uid].iter().chain(more).map(OsString::from));
+        let mut plugin = Plugin {
+            api: self.api.clone(),
+            process: spawn(&arguments),
+            paths: self.paths.clone().of_pod(pod_uid),
+            arguments,
+            directory: Arc::clone(&self.directory),
+        };
         plugin.go();
-        plugin.register().await;
         plugin
     }
 
@@ -96,7 +117,7 @@ impl Plugin {
     }
 
     /// Waits until the status of the GpuNode is as it should be, and gives it.
-    async fn status(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) async fn status(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
         let api = self.api.clone();
         let status = || {
             let found = api.get("/apis/kerf.dev/v1alpha1/gpunodes/node-1");
@@ -142,9 +163,18 @@ impl Plugin {
         answers.remove(&claim.uid).unwrap().error
     }
 
-    async fn terminate(&mut self) -> ExitStatus {
-        let pid = Pid::from_child(&self.process);
-        kill_process(pid, Signal::TERM).unwrap();
+    pub(crate) fn ask_to_end(&self) {
+        kill_process(Pid::from_child(&self.process), Signal::TERM).unwrap();
+    }
+
+    /// As Kubernetes ends a pod.
+    pub(crate) async fn terminate(&mut self) -> ExitStatus {
+        self.ask_to_end();
+        self.ended().await
+    }
+
+    /// Waits for the end.
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.process.try_wait().unwrap() {

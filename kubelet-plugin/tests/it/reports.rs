@@ -6,7 +6,8 @@ use jiff::Timestamp;
 use kerf_api::{GpuNodeStatus, names};
 use kerf_kubelet_plugin::claim::ClaimRef;
 use kerf_kubelet_plugin::inventory::Inventory;
-use kerf_kubelet_plugin::lease::{self, Holder};
+use kerf_kubelet_plugin::lease::{End, Holder, NodeLease};
+use kerf_kubelet_plugin::node_status::Sources;
 use kerf_kubelet_plugin::registration::KubeletVerdict;
 use kerf_kubelet_plugin::{events, node_status};
 use serde_json::{Value, json};
@@ -39,18 +40,26 @@ struct Publishing {
     api: ApiServer,
     inventory: watch::Sender<Option<Inventory>>,
     verdict: watch::Sender<KubeletVerdict>,
+    held: watch::Sender<bool>,
     standing: watch::Receiver<bool>,
 }
 
 fn publish(api: ApiServer) -> Publishing {
+    publish_as(api, Holder { identity: "one".into(), since: Timestamp::now() })
+}
+
+fn publish_as(api: ApiServer, holder: Holder) -> Publishing {
     let (inventory, inventories) = watch::channel(None);
     let (verdict, verdicts) = watch::channel(KubeletVerdict::Unknown);
+    let (held, holds) = watch::channel(false);
     let (stands, standing) = watch::channel(false);
     let client = api.client();
+    let lease = NodeLease::new(client.clone(), names::NAMESPACE, "node-1", holder);
+    let sources = Sources { inventory: inventories, verdict: verdicts, held: holds };
     tokio::spawn(async move {
-        node_status::publish(client, "node-1", inventories, verdicts, stands, CancellationToken::new()).await;
+        node_status::publish(client, "node-1", sources, &lease, stands, CancellationToken::new()).await;
     });
-    Publishing { api, inventory, verdict, standing }
+    Publishing { api, inventory, verdict, held, standing }
 }
 
 impl Publishing {
@@ -140,12 +149,27 @@ async fn a_failing_api_server_is_tried_again() {
     until("written", || node.status()["driverVersion"] == "535.261.03").await;
 }
 
-fn hold(api: &ApiServer, identity: &str, since: Timestamp) -> (CancellationToken, JoinHandle<()>) {
+struct Holding {
+    held: watch::Receiver<bool>,
+    shutdown: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Holding {
+    async fn end(self) {
+        self.shutdown.cancel();
+        self.task.await.unwrap();
+    }
+}
+
+fn hold(api: &ApiServer, identity: &str, since: Timestamp, end: End) -> Holding {
     let shutdown = CancellationToken::new();
-    let (client, until) = (api.client(), shutdown.clone());
+    let until = shutdown.clone();
     let holder = Holder { identity: identity.into(), since };
-    let task = tokio::spawn(async move { lease::hold(client, names::NAMESPACE, "node-1", holder, until).await });
-    (shutdown, task)
+    let lease = NodeLease::new(api.client(), names::NAMESPACE, "node-1", holder);
+    let (sender, held) = watch::channel(false);
+    let task = tokio::spawn(async move { lease.hold(&sender, async { end }, until).await });
+    Holding { held, shutdown, task }
 }
 
 fn holder(api: &ApiServer) -> Value {
@@ -155,7 +179,7 @@ fn holder(api: &ApiServer) -> Value {
 #[tokio::test(start_paused = true)]
 async fn the_lease_is_renewed_and_released() {
     let api = server_with_node();
-    let (shutdown, task) = hold(&api, "one", Timestamp::now());
+    let one = hold(&api, "one", Timestamp::now(), End::Release);
     until("taken", || holder(&api) == "one").await;
     let lease = api.get(LEASE).unwrap();
     assert_eq!(lease["spec"]["leaseDurationSeconds"], 30);
@@ -167,8 +191,7 @@ async fn the_lease_is_renewed_and_released() {
     api.remove(LEASE);
     until("made again", || holder(&api) == "one").await;
 
-    shutdown.cancel();
-    task.await.unwrap();
+    one.end().await;
     assert_eq!(holder(&api), Value::Null);
     assert_eq!(api.get(LEASE).unwrap()["spec"]["leaseDurationSeconds"], 1);
 }
@@ -178,15 +201,69 @@ async fn the_lease_is_renewed_and_released() {
 async fn the_lease_passes_to_the_successor() {
     let api = server_with_node();
     let start = Timestamp::now();
-    let (old_shutdown, old) = hold(&api, "old", start);
+    let mut old = hold(&api, "old", start, End::Release);
     until("taken", || holder(&api) == "old").await;
-    let (_shutdown, _new) = hold(&api, "new", start + Duration::from_secs(1));
+    let _new = hold(&api, "new", start + Duration::from_secs(1), End::Release);
     until("passed on", || holder(&api) == "new").await;
+    old.held.wait_for(|held| !held).await.unwrap();
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(holder(&api), "new", "the old one stands back");
-    old_shutdown.cancel();
-    old.await.unwrap();
+    old.end().await;
     assert_eq!(holder(&api), "new", "and releases nothing");
+}
+
+/// An update that is taken back ends the younger one. Whoever is left takes the lease, and it was never free meanwhile.
+#[tokio::test(start_paused = true)]
+async fn the_lease_goes_back_to_the_predecessor() {
+    let api = server_with_node();
+    let start = Timestamp::now();
+    let mut old = hold(&api, "old", start, End::Release);
+    until("taken", || holder(&api) == "old").await;
+    let new = hold(&api, "new", start + Duration::from_secs(1), End::Leave);
+    old.held.wait_for(|held| !held).await.unwrap();
+    new.end().await;
+    let lease = api.get(LEASE).unwrap();
+    assert_eq!((&lease["spec"]["leaseDurationSeconds"], holder(&api)), (&json!(30), json!("new")), "still good");
+    let ended = Instant::now();
+    until("taken back", || holder(&api) == "old").await;
+    assert!(ended.elapsed() <= Duration::from_secs(6), "{:?}", ended.elapsed());
+}
+
+/// Of two plugins one writes, and it is the one whose lease vouches for what is written.
+#[tokio::test(start_paused = true)]
+async fn the_gpu_node_is_written_by_one_of_two() {
+    let api = server_with_node();
+    let now = Timestamp::now();
+    let (elder, younger) = (now - Duration::from_secs(60), now);
+    let holder = |identity: &str, since| Holder { identity: identity.into(), since };
+    let old = publish_as(api.clone(), holder("old", elder));
+    old.found("535.261.03");
+    old.verdict.send_replace(KubeletVerdict::Registered);
+    until("written", || old.status()["registered"] == true).await;
+    let olds = hold(&api, "old", elder, End::Release);
+    until("taken", || *olds.held.borrow()).await;
+
+    // Longer than a plugin waits for the kubelet before it says that it is not registered.
+    let mut new = publish_as(api.clone(), holder("new", younger));
+    new.found("570.86.15");
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!((&new.status()["registered"], &new.status()["driverVersion"]), (&json!(true), &json!("535.261.03")));
+
+    new.verdict.send_replace(KubeletVerdict::Registered);
+    new.standing.wait_for(|stands| *stands).await.unwrap();
+    assert_eq!(new.status()["driverVersion"], "570.86.15");
+    let news = hold(&api, "new", younger, End::Leave);
+    until("taken", || *news.held.borrow() && !*olds.held.borrow()).await;
+    old.found("535.261.04");
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    assert_eq!(new.status()["driverVersion"], "570.86.15", "the old one stands back");
+
+    // It knows that it has the lease again from who holds it, and does not wait for its next look.
+    news.end().await;
+    until("old holds it", || *olds.held.borrow()).await;
+    old.held.send_replace(true);
+    until("old speaks again", || old.status()["driverVersion"] == "535.261.04").await;
+    olds.end().await;
 }
 
 #[tokio::test(start_paused = true)]
