@@ -9,7 +9,7 @@ use kerf_nvml::Process;
 use crate::engine_node::{CRASH, Crash, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, claim, late, prepare, unprepare};
 
 /// Whether a call dies. A call that fails in another way fails the test.
-fn dies(call: impl FnOnce()) -> bool {
+pub(crate) fn dies(call: impl FnOnce()) -> bool {
     // The engine is dropped as a process ends: its locks go, and nothing is undone.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(()) => false,

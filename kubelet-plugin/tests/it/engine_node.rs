@@ -283,11 +283,18 @@ pub(crate) struct Crash {
     seen: Mutex<Vec<(Step, bool)>>,
     /// The number of the moment to crash at.
     at: Option<usize>,
+    /// The step to crash after, and how often it comes before.
+    after: Option<(Step, usize)>,
 }
 
 impl Crash {
     pub(crate) fn at(moment: usize) -> Arc<Crash> {
         Arc::new(Crash { at: Some(moment), ..Crash::default() })
+    }
+
+    /// After a step that has come so often before.
+    pub(crate) fn after(step: Step, times: usize) -> Arc<Crash> {
+        Arc::new(Crash { after: Some((step, times)), ..Crash::default() })
     }
 
     pub(crate) fn never() -> Arc<Crash> {
@@ -304,12 +311,13 @@ impl Crash {
     }
 
     fn moment(&self, step: Step, after: bool) {
-        let number = {
+        let is_now = {
             let mut seen = self.seen.lock().unwrap();
+            let times = seen.iter().filter(|moment| **moment == (step, true)).count();
             seen.push((step, after));
-            seen.len() - 1
+            self.at == Some(seen.len() - 1) || after && self.after == Some((step, times))
         };
-        if self.at == Some(number) {
+        if is_now {
             // No message: a crash has none either.
             std::panic::resume_unwind(Box::new(CRASH));
         }
