@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod chart;
 mod cluster;
 mod installation;
 mod kubelet;
@@ -19,7 +20,7 @@ mod wait;
 mod world;
 
 pub use cluster::{Cluster, NodePaths};
-pub use installation::Installation;
+pub use installation::{Installation, Part};
 pub use kubelet::{Kubelet, claim_ref};
 pub use manifest::{Claim, Pod, Request};
 pub use program::{Program, built};

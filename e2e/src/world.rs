@@ -5,11 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::FutureExt;
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Namespace, Pod as ApiPod};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim, ResourceSlice};
 use kerf_api::GpuNode;
-use kerf_api::names::{NAMESPACE, plugin_lease};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -18,7 +16,6 @@ use crate::cluster::Cluster;
 use crate::installation::Installation;
 use crate::kubelet::Kubelet;
 use crate::manifest::{Claim, Pod};
-use crate::program::Program;
 use crate::simulation::{InstanceState, NodeFile, Simulation};
 use crate::wait::eventually;
 
@@ -79,11 +76,13 @@ impl World {
     pub async fn start(name: &str, node: &NodeFile, directory: &Path) -> Result<World> {
         let cluster = Cluster::from_env()?;
         let client = Client::try_default().await.context("no client: KUBECONFIG is set by `kerf-cluster exec`")?;
+        let mut kerf = Installation::new(&cluster, &client, directory);
+        kerf.uninstall().await?;
         forget(&cluster)?;
         let slices: Api<ResourceSlice> = Api::all(client.clone());
         slices.delete_collection(&DeleteParams::default(), &ours()).await?;
         let simulation = Simulation::start(node, directory, directory).await?;
-        let kerf = Installation::start(&cluster, simulation.root(), directory)?;
+        kerf.install(simulation.root()).await?;
         // Pods of an earlier run can only end while a plugin is there to release their claims.
         clear(&client).await?;
         let namespace = format!("e2e-{}", name.replace('_', "-"));
@@ -92,8 +91,8 @@ impl World {
             "metadata": { "name": namespace, "labels": { "kerf.dev/e2e": "true" } },
         }))?;
         Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &object).await?;
-        let mut world = World { cluster, client, simulation, kerf, namespace };
-        world.registered().await?;
+        let world = World { cluster, client, simulation, kerf, namespace };
+        world.kerf.registered().await?;
         world.published().await?;
         Ok(world)
     }
@@ -104,11 +103,10 @@ impl World {
     }
 
     /// Waits until kerf has published a complete pool for the node, and returns its slices in name order.
-    pub async fn published(&mut self) -> Result<Vec<ResourceSlice>> {
+    pub async fn published(&self) -> Result<Vec<ResourceSlice>> {
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
-        let kerf = &mut self.kerf;
         eventually("the node's slices are published", PATIENCE, async || {
-            kerf.check()?;
+            self.kerf.check().await?;
             let slices = api.list(&ours()).await?.items;
             let complete = slices.first().is_some_and(|first| {
                 slices.len() as i64 == first.spec.pool.resource_slice_count
@@ -123,19 +121,6 @@ impl World {
     pub async fn slices(&self) -> Result<Vec<ResourceSlice>> {
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
         Ok(api.list(&ours()).await?.items)
-    }
-
-    /// Waits until the running plugin is registered with the kubelet: only then it takes its lease. A pod that is bound
-    /// earlier fails its first Prepare, and the kubelet takes its time before the next.
-    pub async fn registered(&self) -> Result<()> {
-        let pid = self.kerf.plugin.as_ref().and_then(Program::pid).context("the plugin runs")?;
-        let name = plugin_lease(&self.cluster.node()?.name);
-        let api: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
-        eventually("the plugin is registered", PATIENCE, async || {
-            let holder = api.get(&name).await?.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
-            Ok(holder.ends_with(&format!("_{pid}")).then_some(()))
-        })
-        .await
     }
 
     /// The names of all devices that are published now.
@@ -298,10 +283,17 @@ impl World {
         claim.metadata.uid.context("a stored claim has a UID")
     }
 
-    /// The kubelet's connection to the plugin.
+    /// The kubelet's connection to the plugin: to the one of its sockets at which somebody listens.
     pub async fn kubelet(&self) -> Result<Kubelet> {
-        let socket = self.cluster.node()?.kubelet_root.join("plugins").join(DRIVER).join("dra.sock");
-        Kubelet::connect(&socket).await
+        let directory = self.cluster.node()?.kubelet_root.join("plugins").join(DRIVER);
+        let mut last = anyhow::anyhow!("no socket in {}", directory.display());
+        for socket in files(&directory)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "sock")) {
+            match Kubelet::connect(&socket).await {
+                Ok(kubelet) => return Ok(kubelet),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
     }
 
     /// The GPU instances that live on the node, after the given number was reached.
@@ -316,10 +308,9 @@ impl World {
         .await
     }
 
-    /// Leaves everything running after the harness ends; returns the ids of the processes that must be ended one day.
-    pub fn leave(self) -> Vec<u32> {
-        let programs = [self.kerf.plugin, self.kerf.controller].into_iter().flatten();
-        programs.filter_map(Program::leave).chain(self.simulation.leave()).collect()
+    /// Leaves everything running after the harness ends; returns the id of the process that must be ended one day.
+    pub fn leave(self) -> Option<u32> {
+        self.simulation.leave()
     }
 
     /// The pods of the scenario's namespace.
@@ -327,30 +318,26 @@ impl World {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Deletes everything the scenario made, checks that the node holds nothing any more, and stops kerf.
+    /// Deletes everything the scenario made, checks that the node holds nothing any more, and uninstalls kerf.
     pub async fn end(mut self) -> Result<()> {
-        if self.kerf.plugin.is_none() {
-            self.kerf.start_plugin()?;
-        }
         let cleared = clear(&self.client).await;
         let empty = match cleared {
             Ok(()) => self.nothing_is_left().await,
             Err(error) => Err(error),
         };
-        let stopped = self.stop().await;
+        let withdrawn = self.withdrawn().await;
+        let uninstalled = self.kerf.uninstall().await;
         self.simulation.stop().await?;
-        empty.and(stopped)
+        empty.and(withdrawn).and(uninstalled)
     }
 
-    /// Ends kerf as an admin would: a plugin that stops in order takes its devices out of the API at once.
-    async fn stop(&mut self) -> Result<()> {
-        self.kerf.stop_plugin().await?;
-        let withdrawn = eventually("the stopped plugin's slices are withdrawn", PATIENCE, async || {
+    /// A plugin that ends in order takes its devices out of the API at once.
+    async fn withdrawn(&mut self) -> Result<()> {
+        self.kerf.keep_plugin_away(true).await?;
+        eventually("the slices of the plugin that ended are withdrawn", PATIENCE, async || {
             Ok(self.slices().await?.is_empty().then_some(()))
         })
-        .await;
-        self.kerf.stop_controller().await?;
-        withdrawn
+        .await
     }
 
     /// No GPU instance, no CDI spec, no journal.
@@ -378,7 +365,7 @@ impl World {
             let text = self.cluster.kubectl(arguments).unwrap_or_else(|error| format!("{error:#}"));
             report.push_str(&format!("--- kubectl {}\n{text}\n", arguments.join(" ")));
         }
-        report
+        report + &self.kerf.logs()
     }
 }
 
@@ -447,14 +434,9 @@ fn scratch(name: &str) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// The last lines of each log.
+/// The last lines of the simulator's log.
 fn logs(directory: &Path) -> String {
-    let mut report = String::new();
-    for name in ["controller.log", "kubelet-plugin.log", "nvml-sim.log"] {
-        let text = std::fs::read_to_string(directory.join(name)).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().collect();
-        let tail = &lines[lines.len().saturating_sub(30)..];
-        report.push_str(&format!("--- {name}\n{}\n", tail.join("\n")));
-    }
-    report
+    let text = std::fs::read_to_string(directory.join("nvml-sim.log")).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    format!("--- nvml-sim.log\n{}\n", lines[lines.len().saturating_sub(30)..].join("\n"))
 }

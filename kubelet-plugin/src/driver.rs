@@ -9,7 +9,7 @@
 //! Journal and locks are on disk, so nothing is lost with a session.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,7 +45,6 @@ pub struct DriverFiles {
 pub struct Driver {
     files: DriverFiles,
     driver_name: String,
-    boot_id: String,
     foreign: ForeignPolicy,
     paths: Paths,
     session: Mutex<Option<Arc<Session>>>,
@@ -90,7 +89,6 @@ impl Driver {
         changed: Arc<Notify>,
     ) -> Driver {
         Driver {
-            boot_id: inventory::boot_id(&files.host_root),
             files,
             driver_name: driver_name.to_owned(),
             foreign,
@@ -104,9 +102,12 @@ impl Driver {
 
     /// Reads the node. Blocks.
     pub fn read_inventory(&self) -> Inventory {
-        let host = |driver_root| Host {
+        let host = |driver_root: Option<DriverRoot>| Host {
             driver_name: self.driver_name.clone(),
-            boot_id: self.boot_id.clone(),
+            boot_id: match &driver_root {
+                Some(root) => root.boot_id(),
+                None => DriverRoot::below(&self.files.host_root, Path::new("/")).boot_id(),
+            },
             foreign: self.foreign,
             driver_root,
         };
@@ -156,7 +157,7 @@ impl Driver {
             claims: self.paths.claims.clone(),
             locks: self.paths.locks.clone(),
             cdi: self.paths.cdi.clone(),
-            boot_id: self.boot_id.clone(),
+            boot_id: root.boot_id(),
             patience: PATIENCE,
             foreign: self.foreign,
         };

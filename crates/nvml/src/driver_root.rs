@@ -32,6 +32,9 @@ const PROGRAM_DIRS: [&str; 5] = ["opt/bin", "usr/bin", "usr/sbin", "bin", "sbin"
 /// The directory of the loaded kernel module (Linux Documentation/ABI/stable/sysfs-module).
 const MODULE: &str = "sys/module/nvidia";
 
+/// Where the kernel tells its boot id (random(4)).
+const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
+
 /// As many symbolic links as the kernel follows (path_resolution(7)).
 const MAX_LINKS: u32 = 40;
 
@@ -182,6 +185,13 @@ impl DriverRoot {
     pub fn driver_load(&self) -> Option<u64> {
         let directory = self.own_or_host(MODULE, MODULE);
         fs::metadata(directory).ok().map(|metadata| metadata.ino()).filter(|inode| *inode != 0)
+    }
+
+    /// The kernel's boot id, which is another after every boot (random(4)): the driver root's own if it tells one, else the
+    /// host's. Empty where the kernel does not tell it.
+    pub fn boot_id(&self) -> String {
+        let file = self.own_or_host(BOOT_ID, BOOT_ID);
+        fs::read_to_string(file).unwrap_or_default().trim().to_owned()
     }
 
     fn own_or_host(&self, dir: &str, evidence: &str) -> PathBuf {

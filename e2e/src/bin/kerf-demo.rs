@@ -11,7 +11,7 @@ use kerf_e2e::{Claim, NodeFile, Request, World, eventually};
 /// Shows kerf at work, or ends what an earlier show left running.
 #[derive(Parser)]
 struct Arguments {
-    /// Where logs, the simulated driver and the list of running processes are kept.
+    /// Where logs and the simulated driver are kept.
     #[arg(long)]
     state: PathBuf,
     #[command(subcommand)]
@@ -22,7 +22,7 @@ struct Arguments {
 enum Act {
     /// Tells the story and leaves everything running.
     Up,
-    /// Ends the processes that `up` left running.
+    /// Ends the simulator that `up` left running.
     Down,
 }
 
@@ -54,8 +54,8 @@ async fn up(state: &std::path::Path) -> Result<()> {
     let mut story = Story { start: Instant::now(), last: Instant::now() };
     let mut world = World::start("demo", &NodeFile::two_h100_and_l40s().latency("real".into()), state).await?;
     let outcome = tell(&mut world, &mut story).await;
-    let pids: Vec<String> = world.leave().iter().map(ToString::to_string).collect();
-    std::fs::write(state.join("processes"), pids.join("\n"))?;
+    let left = world.leave().context("the simulator runs")?;
+    std::fs::write(state.join("process"), left.to_string())?;
     outcome
 }
 
@@ -102,20 +102,19 @@ async fn tell(world: &mut World, story: &mut Story) -> Result<()> {
 }
 
 async fn down(state: &std::path::Path) -> Result<()> {
-    let list = state.join("processes");
-    let Ok(pids) = std::fs::read_to_string(&list) else { return Ok(()) };
-    for pid in pids.lines().filter(|pid| is_ours(pid)) {
-        std::process::Command::new("kill").arg(pid).status().context("cannot run kill")?;
-        eventually(&format!("process {pid} ends"), Duration::from_secs(30), async || Ok((!is_ours(pid)).then_some(())))
+    let file = state.join("process");
+    let Ok(pid) = std::fs::read_to_string(&file) else { return Ok(()) };
+    if is_ours(&pid) {
+        std::process::Command::new("kill").arg(&pid).status().context("cannot run kill")?;
+        eventually(&format!("process {pid} ends"), Duration::from_secs(30), async || Ok((!is_ours(&pid)).then_some(())))
             .await?;
     }
-    std::fs::remove_file(&list)?;
+    std::fs::remove_file(&file)?;
     Ok(())
 }
 
-/// Whether the process is still one of kerf's programs: the id may have been given to another since.
+/// Whether the process is still the simulator: the id may have been given to another since.
 fn is_ours(pid: &str) -> bool {
     let name = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let program = name.split('\0').next().unwrap_or_default();
-    ["kerf-kubelet-plugin", "kerf-controller", "nvml-sim"].iter().any(|ours| program.ends_with(ours))
+    name.split('\0').next().unwrap_or_default().ends_with("nvml-sim")
 }

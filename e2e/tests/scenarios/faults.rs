@@ -30,16 +30,15 @@ async fn a_node_that_reboots_gets_its_pods_and_slices_back() {
         let gpu = world.gpu_uuids("whole", "main")?;
 
         // The power is cut. Disks stay: the kubelet's checkpoints, the journal. /run goes: CDI specs. So do the instances.
-        world.kerf.plugin.as_mut().context("the plugin runs")?.kill()?;
+        world.kerf.expect_end(Part::KubeletPlugin).await?;
+        world.kerf.expect_end(Part::Controller).await?;
         world.cluster.tool(&["power-off"])?;
         world.simulation.tell(&["reboot"])?;
         ensure!(world.simulation.instances()?.is_empty(), "no instance survives a reboot");
-        world.kerf.reboot()?;
         for component in ["containerd", "kubelet", "kube-proxy"] {
             world.cluster.tool(&["start", component])?;
         }
-        world.kerf.start_plugin()?;
-        world.registered().await?;
+        world.kerf.registered().await?;
 
         eventually("all pods run again", RETRIED, async || {
             for name in ["slice", "small", "whole"] {
@@ -78,15 +77,19 @@ async fn pods_end_while_the_api_server_is_away() {
         // What the kubelet had heard of it ends without the API server's help; it tells the rest afterwards.
         let outage = setting("KERF_OUTAGE_SECONDS", OUTAGE_SECONDS)?;
         tokio::time::sleep(Duration::from_secs(u64::try_from(outage)?)).await;
-        world.kerf.check()?;
+        world.kerf.check().await?;
         world.cluster.tool(&["start", "kube-apiserver"])?;
         for (name, uid) in pods.into_iter().zip(uids) {
             world.gone(name, uid.as_deref()).await?;
         }
         world.instances(0).await?;
-        world.registered().await?;
+        world.kerf.registered().await?;
         world.published().await?;
-        world.run_ready("next", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
+        // The controller manager, which makes claims of templates, takes its time to come back to the server.
+        let slice = Claim::of(&[Request::mig("gpu", "1g.10gb")]);
+        world.create(&slice.object("next")).await?;
+        world.create(&Pod::with_claim("next", "next").object()).await?;
+        world.ready("next").await?;
         world.ready("stays").await
     })
     .await;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use kerf_e2e::{Claim, NodeFile, Request, World, claim_ref, eventually, scenario};
+use kerf_e2e::{Claim, NodeFile, Part, Request, World, claim_ref, eventually, scenario};
 
 #[tokio::test]
 async fn kubelet_restart_keeps_ids_and_pods() {
@@ -48,10 +48,9 @@ async fn plugin_killed_while_pods_run_cleans_up_after_its_return() {
         world.run_ready("whole", &Claim::of(&[Request::gpu("gpu")])).await?;
         let before = world.instances(1).await?.remove(0).1;
 
-        world.kerf.plugin.as_mut().context("the plugin runs")?.kill()?;
+        world.kerf.kill(Part::KubeletPlugin).await?;
         undisturbed(world, "slice").await?;
-        world.kerf.start_plugin()?;
-        world.registered().await?;
+        world.kerf.registered().await?;
         world.run_ready("after", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
         let after = world.instances(2).await?;
         ensure!(after.iter().any(|(_, instance)| instance.id == before.id), "{after:?}");
@@ -69,7 +68,8 @@ async fn plugin_killed_while_pods_run_cleans_up_after_its_return() {
 async fn plugin_away_for_40_seconds_takes_its_slices_along() {
     scenario("plugin_away", NodeFile::new().gpus("h100-80gb", 1), async |world| {
         world.run_ready("steady", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
-        world.kerf.plugin.as_mut().context("the plugin runs")?.kill()?;
+        world.kerf.kill(Part::KubeletPlugin).await?;
+        world.kerf.keep_plugin_away(true).await?;
         let gone = std::time::Instant::now();
         // The kubelet wipes a driver's slices 30 s after it lost the plugin, and the lease runs out at the same time.
         eventually("the slices are gone", Duration::from_secs(60), async || {
@@ -81,8 +81,8 @@ async fn plugin_away_for_40_seconds_takes_its_slices_along() {
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
         undisturbed(world, "steady").await?;
-        world.kerf.start_plugin()?;
-        world.registered().await?;
+        world.kerf.keep_plugin_away(false).await?;
+        world.kerf.registered().await?;
         world.published().await?;
         world.run_ready("next", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
         undisturbed(world, "steady").await

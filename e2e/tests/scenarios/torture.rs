@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use kerf_e2e::{Claim, NodeFile, Request, World, eventually, scenario, setting};
+use anyhow::{Result, ensure};
+use kerf_e2e::{Claim, NodeFile, Part, Request, World, eventually, scenario, setting};
 use kube::api::{DeleteParams, ListParams};
 
 /// Pods in all, `KERF_TORTURE_PODS` of `make torture`; a short run otherwise.
@@ -54,7 +54,7 @@ async fn pods_come_and_go_while_everything_is_killed() {
                 strike(world, chance.below(4)).await?;
             }
         }
-        world.registered().await?;
+        world.kerf.registered().await?;
         world.published().await?;
         for name in live {
             world.pods().delete(&name, &DeleteParams::default()).await?;
@@ -75,13 +75,13 @@ async fn strike(world: &mut World, whom: usize) -> Result<()> {
     match whom {
         0 => {
             println!("torture: the plugin is killed");
-            world.kerf.plugin.as_mut().context("the plugin runs")?.kill()?;
-            world.kerf.start_plugin()?;
+            world.kerf.kill(Part::KubeletPlugin).await?;
+            world.kerf.renew(Part::KubeletPlugin).await?;
         }
         1 => {
-            println!("torture: the controller is killed");
-            world.kerf.controller.as_mut().context("the controller runs")?.kill()?;
-            world.kerf.start_controller()?;
+            println!("torture: both controllers are killed");
+            world.kerf.kill(Part::Controller).await?;
+            world.kerf.renew(Part::Controller).await?;
         }
         _ => {
             let component = ["kubelet", "containerd"][whom % 2];
@@ -90,5 +90,5 @@ async fn strike(world: &mut World, whom: usize) -> Result<()> {
             world.cluster.tool(&["start", component])?;
         }
     }
-    world.kerf.check()
+    world.kerf.check().await
 }

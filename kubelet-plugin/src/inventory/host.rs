@@ -35,16 +35,6 @@ pub(super) struct Location {
     pub(super) numa_node: Option<i64>,
 }
 
-/// The kernel's boot id, which is another after every boot (random(4)). Empty where the kernel does not tell it.
-///
-/// It is the same for every container. The host's own is asked first, as for everything else.
-pub fn boot_id(host_root: &Path) -> String {
-    const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
-    let read = |root: &Path| fs::read_to_string(root.join(BOOT_ID)).ok();
-    let boot_id = read(host_root).or_else(|| read(Path::new("/"))).unwrap_or_default();
-    boot_id.trim().to_owned()
-}
-
 impl Host {
     /// The GPUs that should be NVML's: NVIDIA's display controllers on the PCI bus, but for those that were given to
     /// another driver, such as vfio-pci for a virtual machine.

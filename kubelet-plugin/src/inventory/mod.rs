@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use kerf_api::GpuNodeStatus;
 use kerf_nvml::Nvml;
 
-pub use host::{Host, boot_id};
+pub use host::Host;
 pub use watch::{Watcher, watch};
 
 use crate::engine::{DeviceName, PreparedClaim};

@@ -30,6 +30,9 @@ const MARKER: &str = ".nvml-sim";
 /// The directory of the loaded kernel module. Its inode tells one loading from the next.
 const MODULE: &str = "sys/module/nvidia";
 
+/// The kernel's boot id (random(4)): the node boots when the simulator starts, and when it is told to.
+const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
+
 /// Where the directories of earlier loadings are kept, so that no inode comes again.
 const UNLOADED: &str = ".nvml-sim-unloaded";
 
@@ -124,6 +127,7 @@ impl Layout {
             make_node(&gpu_node(&self.root, gpu.minor), NVIDIA_MAJOR, gpu.minor, 0o666)?;
             self.sysfs(gpu)?;
         }
+        put(&self.root.join(BOOT_ID), format!("{}\n", uuid::Uuid::new_v4()))?;
         self.load_module()
     }
 
