@@ -6,11 +6,16 @@ TEST  ?=
 DRIVER_ROOT  ?= /
 TARGETS      ?= $(notdir $(wildcard fuzz/corpus/*))
 SECONDS_EACH ?= 60
+PROFILE      ?= debug
 
 CACHE     := $(or $(KERF_CACHE),$(HOME)/.cache/kerf)
 TARGET    := $(abspath $(or $(CARGO_TARGET_DIR),target))
 CLUSTER   := $(TARGET)/kerf-cluster
 DENY      := $(CACHE)/cargo-deny/0.20.2
+HELM      := $(CACHE)/helm/$(shell sed -n 's/^const helmVersion = "\(.*\)"/\1/p' e2e/cluster/build.go)/helm
+CYCLONEDX := $(CACHE)/cargo-cyclonedx/$(shell sed -n 's/^ARG CYCLONEDX=//p' deploy/Containerfile)
+BASE      := $(CACHE)/base-image
+AGAIN     := $(TARGET)/images-again
 FUZZ      := $(TARGET)/fuzz
 DEMO      := /var/lib/kerf-e2e/kerf-demo
 export KERF_CACHE           := $(CACHE)
@@ -26,6 +31,7 @@ help: ## This index
 	@echo "  KUBE=1.37.2   Kubernetes version (1.34.4, 1.35.4, 1.36.3, 1.37.2)"
 	@echo "  GATES=dra     feature gates: dra (all that kerf uses) or default (the version's own)"
 	@echo "  TEST=name     only the scenarios whose name contains this"
+	@echo "  PROFILE=debug of the programs in the images: debug (line tables stripped) or release"
 	@echo "  SECONDS_EACH=60, TARGETS=journal   how long to fuzz each target, and which"
 
 setup: ## Install what building and testing needs (Debian 12, root)
@@ -45,6 +51,35 @@ lint: ## Formatting and lints, warnings denied
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --workspace --test scenarios -- -D warnings
 	cd e2e/cluster && test -z "$$(gofmt -l .)" && go vet ./...
+
+helm: $(HELM) ## Helm, into the cache
+
+$(HELM): | $(CLUSTER)
+	$(CLUSTER) build helm
+
+# The programs of the whole workspace: for the three packages alone cargo would compile the dependencies again, with other features.
+programs-debug: build
+programs-release:
+	cargo build --release --workspace --lib $(addprefix --bin ,kerf-controller kerf-kubelet-plugin nvml-sim nvidia-smi)
+
+images: export PATH := $(CYCLONEDX)/bin:$(PATH)
+images: programs-$(PROFILE) $(CYCLONEDX)/bin/cargo-cyclonedx $(BASE)/current.tar ## Container images as OCI archives, in target/images (PROFILE)
+	@.ci/images.sh $(TARGET)/$(PROFILE) $(TARGET)/images $(BASE)/current.tar
+
+images-check: export PATH := $(CYCLONEDX)/bin:$(PATH)
+images-check: images ## Make the images and their base again from nothing: the digests must be the same
+	@rm -rf $(AGAIN) && mkdir $(AGAIN)
+	@.ci/images.sh $(TARGET)/$(PROFILE) $(TARGET)/images $(BASE)/current.tar >$(AGAIN)/first
+	@.ci/base-image.sh $(AGAIN)/base
+	@.ci/images.sh $(TARGET)/$(PROFILE) $(AGAIN) $(AGAIN)/base/current.tar >$(AGAIN)/again
+	@diff $(AGAIN)/first $(AGAIN)/again && rm -rf $(AGAIN)
+
+$(BASE)/current.tar:
+	.ci/base-image.sh $(BASE)
+
+$(CYCLONEDX)/bin/cargo-cyclonedx:
+	CARGO_TARGET_DIR=$(CYCLONEDX).build cargo install -q cargo-cyclonedx --version $(notdir $(CYCLONEDX)) --locked --root $(CYCLONEDX)
+	rm -rf $(CYCLONEDX).build
 
 deny: $(DENY)/bin/cargo-deny ## Licences, sources, duplicate dependencies
 	$< --log-level error check bans licenses sources
@@ -114,4 +149,4 @@ demo-down: $(CLUSTER) ## End the demo and leave nothing behind
 	@$(CLUSTER) down --purge
 	@rm -rf $(DEMO)
 
-.PHONY: help setup build test lint deny unit torture doc e2e fuzz bench contract demo demo-down
+.PHONY: help setup build test lint helm programs-debug programs-release images images-check deny unit torture doc e2e fuzz bench contract demo demo-down

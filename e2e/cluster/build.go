@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -22,9 +23,12 @@ var multicallSource string
 //go:embed pause/main.go
 var pauseSource string
 
-// programs are the folders of what a cluster runs.
+// helmVersion is the release of Helm that installs charts into a cluster. The Makefile reads it here.
+const helmVersion = "4.3.2"
+
+// programs are the folders of what a cluster runs, and of Helm.
 type programs struct {
-	kubernetes, containerd, cni, pause string
+	kubernetes, containerd, cni, pause, helm string
 }
 
 // kubernetesPrograms are the names that the multi-call program answers to.
@@ -35,6 +39,13 @@ func cmdBuild(args []string) error {
 	kubernetes := set.String("kubernetes", defaultKubernetes, "")
 	words, rest, err := parse(set, args)
 	if err != nil {
+		return err
+	}
+	if slices.Equal(words, []string{"helm"}) && len(rest) == 0 {
+		dir, err := buildHelm()
+		if err == nil {
+			fmt.Println(dir)
+		}
 		return err
 	}
 	if err := noWords(set, words, rest); err != nil {
@@ -48,7 +59,7 @@ func cmdBuild(args []string) error {
 	if err != nil {
 		return err
 	}
-	for _, dir := range []string{built.kubernetes, built.containerd, built.cni, built.pause} {
+	for _, dir := range []string{built.kubernetes, built.containerd, built.cni, built.pause, built.helm} {
 		fmt.Println(dir)
 	}
 	return nil
@@ -69,6 +80,7 @@ func (c *cluster) builtPrograms() (programs, error) {
 		"containerd": {containerdVersion, &built.containerd},
 		"cni":        {cniVersion, &built.cni},
 		"pause":      {pauseVersion, &built.pause},
+		"helm":       {helmVersion, &built.helm},
 	} {
 		dir, err := cacheEntry(kind, at.version)
 		if err != nil {
@@ -89,17 +101,25 @@ func build(v version) (programs, error) {
 	if built.pause, err = cached("pause", pauseVersion, pauseSource+goVersion, buildPause); err != nil {
 		return programs{}, err
 	}
-	if built.cni, err = install("cni", cniVersion, "github.com/containernetworking/plugins",
+	if built.helm, err = buildHelm(); err != nil {
+		return programs{}, err
+	}
+	if built.cni, err = install("cni", cniVersion, "-s -w", "github.com/containernetworking/plugins",
 		"plugins/main/bridge", "plugins/main/loopback", "plugins/ipam/host-local"); err != nil {
 		return programs{}, err
 	}
-	if built.containerd, err = install("containerd", containerdVersion, "github.com/containerd/containerd/v2",
+	if built.containerd, err = install("containerd", containerdVersion, "-s -w", "github.com/containerd/containerd/v2",
 		"cmd/containerd", "cmd/containerd-shim-runc-v2", "cmd/ctr"); err != nil {
 		return programs{}, err
 	}
 	recipe := strings.Join([]string{multicallSource, linkerFlags(v), goVersion}, "\n")
 	built.kubernetes, err = cached("kubernetes", v.String(), recipe, func(dir string) error { return buildKubernetes(v, dir) })
 	return built, err
+}
+
+// buildHelm makes Helm, which reports the version that the linker is told.
+func buildHelm() (string, error) {
+	return install("helm", helmVersion, "-s -w -X helm.sh/helm/v4/internal/version.version=v"+helmVersion, "helm.sh/helm/v4", "cmd/helm")
 }
 
 // linkerFlags set the version that the programs report.
@@ -173,8 +193,8 @@ func kubernetesGoMod(v version, dir string) (string, error) {
 }
 
 // install builds commands of one module at one version, each in the module's own dependency versions.
-func install(kind, version, module string, packages ...string) (string, error) {
-	args := []string{"install", "-v", "-trimpath", "-ldflags", "-s -w"}
+func install(kind, version, linker, module string, packages ...string) (string, error) {
+	args := []string{"install", "-v", "-trimpath", "-ldflags", linker}
 	for _, pkg := range packages {
 		args = append(args, fmt.Sprintf("%s/%s@v%s", module, pkg, version))
 	}

@@ -218,7 +218,7 @@ func oneLine(err error) string {
 
 // path is the PATH inside a cluster: its own programs first.
 func (built programs) path() string {
-	return strings.Join([]string{built.kubernetes + "/bin", built.containerd, os.Getenv("PATH")}, ":")
+	return strings.Join([]string{built.kubernetes + "/bin", built.containerd, built.helm, os.Getenv("PATH")}, ":")
 }
 
 // cmdComponent starts, stops, kills or restarts components.

@@ -80,6 +80,12 @@ const (
 	layerType    = "application/vnd.oci.image.layer.v1.tar"
 )
 
+// The annotations that name an image of a layout: containerd's own, and that of the layout, which may be a tag only.
+const (
+	imageNameAnnotation = "io.containerd.image.name"
+	refNameAnnotation   = "org.opencontainers.image.ref.name"
+)
+
 // write makes an archive of the OCI image layout, as containerd imports it. Equal images give equal bytes.
 func (i image) write(archive string) error {
 	layer, err := i.layer()
@@ -108,8 +114,8 @@ func (i image) write(archive string) error {
 	manifestIs := addJSON(manifestType, manifest{2, manifestType, addJSON(configType, config), []descriptor{layerIs}})
 	manifestIs.Platform = &here
 	manifestIs.Annotations = map[string]string{
-		"io.containerd.image.name":          i.reference,
-		"org.opencontainers.image.ref.name": i.reference[strings.LastIndex(i.reference, ":")+1:],
+		imageNameAnnotation: i.reference,
+		refNameAnnotation:   i.reference[strings.LastIndex(i.reference, ":")+1:],
 	}
 	root := addJSON(indexType, index{2, indexType, []descriptor{manifestIs}})
 

@@ -13,14 +13,15 @@ import (
 
 const usage = `kerf-cluster: a real Kubernetes on this machine, in namespaces of its own
 
-  kerf-cluster build [--kubernetes V]         build Kubernetes V, containerd and the CNI plugins into the cache
+  kerf-cluster build [--kubernetes V | helm]  build Kubernetes V, containerd, the CNI plugins and Helm, or Helm alone,
+                                              into the cache
   kerf-cluster up [--kubernetes V] [--feature-gates G] [--runtime-config R] [--nodes A,B | --control-plane-only]
                                               build what is missing, start the cluster, wait until its nodes are Ready
   kerf-cluster down [--purge]                 power the cluster off; --purge also removes all it knows
   kerf-cluster status [--json]                what runs: pids, resident memory, folders, gates
   kerf-cluster kubeconfig                     print the path of the admin's kubeconfig
   kerf-cluster exec [--node N] [--] CMD...    run CMD in the control plane's namespaces, or in node N's;
-                                              KUBECONFIG is set and kubectl is on the PATH
+                                              KUBECONFIG is set, kubectl and helm are on the PATH
   kerf-cluster start|stop|kill|restart COMPONENT [--node N] [--feature-gates G] [--runtime-config R] [-- FLAG...]
                                               stop asks first (SIGTERM), kill does not (SIGKILL); start and restart
                                               wait until COMPONENT answers. Given gates change the recorded ones of
@@ -28,7 +29,8 @@ const usage = `kerf-cluster: a real Kubernetes on this machine, in namespaces of
   kerf-cluster power-off [NODE]               cut a node's power: its programs and containers end at once, and what a
                                               real node has in memory (/run) is gone; start them again
   kerf-cluster load-image [--node N] [FILE...]
-                                              import OCI image archives; without FILE the two built-in test images
+                                              import OCI image archives that are not there yet; without FILE the two
+                                              built-in test images
 
   COMPONENT: etcd kube-apiserver kube-controller-manager kube-scheduler   (control plane)
              kubelet kube-proxy containerd                                (every node, or node N)
