@@ -168,7 +168,7 @@ impl Installation {
                 }
                 Part::Controller => {
                     let set = Api::<Deployment>::namespaced(self.client.clone(), NAMESPACE).get(&part.name()).await?;
-                    let wanted = set.spec.and_then(|spec| spec.replicas);
+                    let wanted = set.spec.replicas;
                     let status = set.status.context("no status yet")?;
                     status.observed_generation == set.metadata.generation
                         && status.updated_replicas == wanted
