@@ -16,6 +16,8 @@ pub struct Installation {
     cluster: Cluster,
     driver_root: PathBuf,
     logs: PathBuf,
+    /// The UID of the pod that the plugin is from, if it is from one.
+    pod_uid: Option<String>,
     /// What the plugin takes for the kernel's boot id, where that is not the machine's.
     boot_id: Option<PathBuf>,
     /// The node's part.
@@ -38,6 +40,7 @@ impl Installation {
             cluster: cluster.clone(),
             driver_root: driver_root.to_owned(),
             logs: logs.to_owned(),
+            pod_uid: None,
             boot_id: None,
             plugin: None,
             controller: None,
@@ -71,9 +74,18 @@ impl Installation {
             .arg(&node.kubelet_root)
             .arg("--cdi-root")
             .arg(&node.cdi_root)
+            .args(self.pod_uid.iter().flat_map(|uid| ["--pod-uid", uid]))
             .env("RUST_BACKTRACE", "1");
         self.plugin = Some(Program::start("kerf-kubelet-plugin", command, &self.logs.join("kubelet-plugin.log"))?);
         Ok(())
+    }
+
+    /// Starts a plugin beside the one that runs, as the pod of a rolling update is, and gives the former.
+    pub fn start_successor(&mut self, pod_uid: &str) -> Result<Option<Program>> {
+        let former = self.plugin.take();
+        self.pod_uid = Some(pod_uid.to_owned());
+        self.start_plugin()?;
+        Ok(former)
     }
 
     /// From its next start on the plugin sees another boot of the node's kernel. The machine's own boot id cannot change.

@@ -128,14 +128,20 @@ impl World {
     /// Waits until the running plugin is registered with the kubelet: only then it takes its lease. A pod that is bound
     /// earlier fails its first Prepare, and the kubelet takes its time before the next.
     pub async fn registered(&self) -> Result<()> {
-        let pid = self.kerf.plugin.as_ref().and_then(Program::pid).context("the plugin runs")?;
-        let name = plugin_lease(&self.cluster.node()?.name);
-        let api: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let plugin = self.kerf.plugin.as_ref().context("the plugin runs")?;
         eventually("the plugin is registered", PATIENCE, async || {
-            let holder = api.get(&name).await?.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
-            Ok(holder.ends_with(&format!("_{pid}")).then_some(()))
+            Ok(self.is_spoken_for_by(plugin).await?.then_some(()))
         })
         .await
+    }
+
+    /// Whether it is this plugin that vouches for the node.
+    pub async fn is_spoken_for_by(&self, plugin: &Program) -> Result<bool> {
+        let pid = plugin.pid().context("the plugin runs")?;
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let lease = api.get(&plugin_lease(&self.cluster.node()?.name)).await?;
+        let holder = lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
+        Ok(holder.ends_with(&format!("_{pid}")))
     }
 
     /// The names of all devices that are published now.
