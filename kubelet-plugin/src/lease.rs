@@ -79,12 +79,13 @@ impl NodeLease {
     pub async fn hold(&self, held: &watch::Sender<bool>, end: impl Future<Output = End>, shutdown: CancellationToken) {
         let mut lease = None;
         loop {
-            lease = self.renew(lease).await.unwrap_or_else(|error| {
-                if error.is_conflict() {
-                    tracing::info!("another plugin has taken the lease");
-                } else {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "lease not renewed");
-                }
+            let mut renewed = self.renew(lease).await;
+            if renewed.as_ref().is_err_and(NodeError::is_conflict) {
+                tracing::info!("another plugin has written the lease");
+                renewed = self.renew(None).await;
+            }
+            lease = renewed.unwrap_or_else(|error| {
+                tracing::warn!(error = &error as &dyn std::error::Error, "lease not renewed");
                 None
             });
             let holds = lease.is_some();

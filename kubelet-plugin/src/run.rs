@@ -122,7 +122,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
     socket::check(&paths.registration_socket)?;
     let since = Timestamp::now();
     // In containers the process id says little: it may be 1 in both of two pods.
-    let identity = format!("{node_name}_{}_{}", std::process::id(), since.as_nanosecond());
+    let identity = format!("{node_name}_{}_{}", since.as_nanosecond(), std::process::id());
     let lease = NodeLease::new(client.clone(), &namespace, &node_name, Holder { identity, since });
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
 

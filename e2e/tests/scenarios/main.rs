@@ -8,6 +8,7 @@ mod carve;
 mod claims;
 mod exclusion;
 mod faults;
+mod handover;
 mod nodes;
 mod restarts;
 mod server;

@@ -58,7 +58,7 @@ impl Host {
 /// Whether this plugin is the one that holds the lease.
 fn is_holder(plugin: &Plugin) -> bool {
     let pid = plugin.process.id();
-    plugin.lease_holder().is_some_and(|holder| holder.starts_with(&format!("node-1_{pid}_")))
+    plugin.lease_holder().is_some_and(|holder| holder.ends_with(&format!("_{pid}")))
 }
 
 async fn holds_lease(plugin: &mut Plugin) {
