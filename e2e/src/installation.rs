@@ -30,10 +30,11 @@ impl Installation {
         let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
         let deploy = deploy.to_str().context("the path of deploy/ is not text")?;
         let namespace = format!("{deploy}/namespace.yaml");
-        let crds = format!("{deploy}/crds");
+        let crds = format!("{deploy}/chart/files/crds");
         cluster.kubectl(&["apply", "--server-side", "-f", &namespace, "-f", &crds])?;
         cluster.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "-f", &crds])?;
-        cluster.kubectl(&["apply", "--server-side", "-f", deploy])?;
+        let (rbac, classes) = (format!("{deploy}/rbac.yaml"), format!("{deploy}/deviceclasses.yaml"));
+        cluster.kubectl(&["apply", "--server-side", "-f", &rbac, "-f", &classes])?;
         let mut installation = Installation {
             cluster: cluster.clone(),
             driver_root: driver_root.to_owned(),
