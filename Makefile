@@ -16,6 +16,7 @@ DEMO      := /var/lib/kerf-e2e/kerf-demo
 export KERF_CACHE           := $(CACHE)
 export KERF_CLUSTER         := $(CLUSTER)
 export KERF_NVIDIA_PROGRAMS := $(CACHE)/nvidia-programs
+export KERF_HELM            := $(HELM)
 export CARGO_TARGET_DIR     := $(TARGET)
 
 .DEFAULT_GOAL := help
@@ -54,10 +55,13 @@ $(DENY)/bin/cargo-deny:
 	CARGO_TARGET_DIR=$(DENY).build cargo install -q cargo-deny --version $(notdir $(DENY)) --locked --root $(DENY)
 	rm -rf $(DENY).build
 
-unit: build ## Unit and integration tests, no cluster needed
+unit: build $(HELM) ## Unit and integration tests, no cluster needed
 	cargo test --workspace
 	cargo test --locked --manifest-path crates/cdi/oracle/Cargo.toml --target-dir $(TARGET)/oracle
 	cd e2e/cluster && go test ./...
+
+install-yaml: $(HELM) ## Write deploy/install.yaml from the chart
+	KERF_UPDATE=1 cargo test --quiet -p kerf-e2e --test it install_yaml
 
 torture: build ## The long tests in full (KERF_SEED chooses what `make test` runs of them)
 	KERF_TORTURE=all KERF_MODEL_OPS=10000 cargo test --workspace --test it -- --nocapture survives_sigkill model:: fault_matrix::
@@ -114,4 +118,4 @@ demo-down: $(CLUSTER) ## End the demo and leave nothing behind
 	@$(CLUSTER) down --purge
 	@rm -rf $(DEMO)
 
-.PHONY: help setup build test lint deny unit torture doc e2e fuzz bench contract demo demo-down
+.PHONY: help setup build test lint deny unit install-yaml torture doc e2e fuzz bench contract demo demo-down
