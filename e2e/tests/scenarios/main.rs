@@ -5,10 +5,12 @@
 mod architecture;
 mod bad_claims;
 mod carve;
+mod chart;
 mod claims;
 mod exclusion;
 mod faults;
 mod nodes;
 mod restarts;
+mod rights;
 mod server;
 mod torture;
