@@ -15,12 +15,14 @@ DENY      := $(CACHE)/cargo-deny/0.20.2
 HELM      := $(CACHE)/helm/$(shell sed -n 's/^const helmVersion = "\(.*\)"/\1/p' e2e/cluster/build.go)/helm
 CYCLONEDX := $(CACHE)/cargo-cyclonedx/$(shell sed -n 's/^ARG CYCLONEDX=//p' deploy/Containerfile)
 BASE      := $(CACHE)/base-image
+IMAGES    := $(addprefix $(TARGET)/images/,kubelet-plugin.tar controller.tar)
 AGAIN     := $(TARGET)/images-again
 FUZZ      := $(TARGET)/fuzz
 DEMO      := /var/lib/kerf-e2e/kerf-demo
 export KERF_CACHE           := $(CACHE)
 export KERF_CLUSTER         := $(CLUSTER)
 export KERF_NVIDIA_PROGRAMS := $(CACHE)/nvidia-programs
+export KERF_HELM            := $(HELM)
 export CARGO_TARGET_DIR     := $(TARGET)
 
 .DEFAULT_GOAL := help
@@ -89,10 +91,13 @@ $(DENY)/bin/cargo-deny:
 	CARGO_TARGET_DIR=$(DENY).build cargo install -q cargo-deny --version $(notdir $(DENY)) --locked --root $(DENY)
 	rm -rf $(DENY).build
 
-unit: build ## Unit and integration tests, no cluster needed
+unit: build $(HELM) ## Unit and integration tests, no cluster needed
 	cargo test --workspace
 	cargo test --locked --manifest-path crates/cdi/oracle/Cargo.toml --target-dir $(TARGET)/oracle
 	cd e2e/cluster && go test ./...
+
+install-yaml: $(HELM) ## Write deploy/install.yaml from the chart
+	KERF_UPDATE=1 cargo test --quiet -p kerf-e2e --test it install_yaml
 
 torture: build ## The long tests in full (KERF_SEED chooses what `make test` runs of them)
 	KERF_TORTURE=all KERF_MODEL_OPS=10000 cargo test --workspace --test it -- --nocapture survives_sigkill model:: fault_matrix::
@@ -102,10 +107,11 @@ doc: ## API documentation, warnings denied
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 # On the default gates of 1.34 and 1.35 there are no partitions: make e2e KUBE=1.34.4 GATES=default TEST=server_supports
-e2e: build ## Scenarios on a real Kubernetes (KUBE, GATES, TEST)
+e2e: build images $(HELM) ## Scenarios on a real Kubernetes (KUBE, GATES, TEST)
 	cargo test --workspace --test scenarios --no-run
 	$(CLUSTER) down --purge
 	$(CLUSTER) up --kubernetes $(KUBE) --feature-gates $(GATES)
+	$(CLUSTER) load-image $(IMAGES)
 	RUST_BACKTRACE=0 $(CLUSTER) exec -- cargo test --offline --workspace --test scenarios -- --test-threads=1 $(TEST); \
 	  status=$$?; $(CLUSTER) down --purge; exit $$status
 
@@ -123,10 +129,12 @@ fuzz: ## Look for inputs that break a promise (SECONDS_EACH, TARGETS)
 	  echo "$$target: $$(grep -ah DONE $(FUZZ)/$$target.log)"; \
 	done
 
-bench: $(CLUSTER) ## Measure prepare, unprepare, memory and size (target/bench/report.json)
+bench: $(CLUSTER) $(HELM) ## Measure prepare, unprepare, memory and size (target/bench/report.json)
 	cargo build --release --workspace --lib $(addprefix --bin ,kerf-controller kerf-kubelet-plugin nvml-sim nvidia-smi kerf-bench)
+	$(MAKE) images PROFILE=release
 	$(CLUSTER) down --purge
 	$(CLUSTER) up --kubernetes $(KUBE) --feature-gates $(GATES)
+	$(CLUSTER) load-image $(IMAGES)
 	$(CLUSTER) exec -- $(TARGET)/release/kerf-bench --report $(TARGET)/bench/report.json; \
 	  status=$$?; $(CLUSTER) down --purge; exit $$status
 
@@ -135,9 +143,10 @@ contract: ## Check what kerf relies on NVML for, against a driver (DRIVER_ROOT=/
 	  $(addprefix --carve ,$(CARVE)) $(addprefix --report ,$(REPORT))
 
 demo: ## Show kerf at work on a cluster of its own with simulated GPUs
-	@$(MAKE) --no-print-directory setup build
+	@$(MAKE) --no-print-directory setup images helm
 	@$(MAKE) --no-print-directory demo-down
 	@$(CLUSTER) up --kubernetes $(KUBE) --feature-gates $(GATES)
+	@$(CLUSTER) load-image $(IMAGES)
 	@$(CLUSTER) exec -- $(TARGET)/debug/kerf-demo --state $(DEMO) up
 	@echo
 	@echo "kerf goes on running. Look around:  $(CLUSTER) exec -- kubectl get gpunodes,resourceslices"
@@ -149,4 +158,4 @@ demo-down: $(CLUSTER) ## End the demo and leave nothing behind
 	@$(CLUSTER) down --purge
 	@rm -rf $(DEMO)
 
-.PHONY: help setup build test lint helm programs-debug programs-release images images-check deny unit torture doc e2e fuzz bench contract demo demo-down
+.PHONY: help setup build test lint helm programs-debug programs-release images images-check deny unit install-yaml torture doc e2e fuzz bench contract demo demo-down

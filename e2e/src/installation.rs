@@ -114,8 +114,29 @@ impl Installation {
     pub fn upgrade(&self, arguments: &[&str]) -> Result<()> {
         let chart = deploy().join("chart");
         let (chart, values) = (text(&chart)?, text(&self.values)?);
-        let install = ["upgrade", "--install", RELEASE, chart, "--namespace", NAMESPACE, "--values", values];
+        // The CRD stays when a release goes, and may be another's.
+        let install =
+            ["upgrade", "--install", "--take-ownership", RELEASE, chart, "--namespace", NAMESPACE, "--values", values];
         helm(&[&install, arguments].concat()).map(|_| ())
+    }
+
+    /// `helm upgrade` to what is another version to Kubernetes: all pods are replaced.
+    ///
+    /// # Errors
+    ///
+    /// What Helm says.
+    pub fn update(&self, version: &str) -> Result<()> {
+        let set = |program| format!("{program}.podAnnotations.version={version}");
+        self.upgrade(&["--set-string", &set("kubeletPlugin"), "--set-string", &set("controller")])
+    }
+
+    /// `helm rollback` to the version before.
+    ///
+    /// # Errors
+    ///
+    /// What Helm says.
+    pub fn roll_back(&self) -> Result<()> {
+        helm(&["rollback", RELEASE, "--namespace", NAMESPACE]).map(|_| ())
     }
 
     /// `helm uninstall`, then waits until no pod of kerf is left. Nothing happens where kerf is not installed.

@@ -2,12 +2,14 @@
 //!
 //! Everything here acts on a real Kubernetes: `kerf-cluster` (the Go module beside this crate) starts it, [`Installation`]
 //! runs kerf's two programs on it under their own ServiceAccounts, [`Simulation`] stands in for the GPUs, and [`World`]
-//! puts the three together for one scenario.
+//! puts the three together for one scenario. [`Account`] is one who acts on its own; [`render`] and what belongs to it look at
+//! the chart, without a cluster.
 //!
 //! Architecture invariant: no part of Kubernetes is replaced here. What a scenario sees, a user's cluster would show.
 
 #![forbid(unsafe_code)]
 
+mod account;
 mod chart;
 mod cluster;
 mod installation;
@@ -19,6 +21,8 @@ mod simulation;
 mod wait;
 mod world;
 
+pub use account::Account;
+pub use chart::{deploy, helm, manifests, render, situations};
 pub use cluster::{Cluster, NodePaths};
 pub use installation::{Installation, Part};
 pub use kubelet::{Kubelet, claim_ref};

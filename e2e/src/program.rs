@@ -72,17 +72,14 @@ impl Program {
         Ok(())
     }
 
-    /// SIGTERM: the program is to end in order.
-    pub fn ask_to_end(&self) -> Result<()> {
-        let Some(pid) = self.pid() else { return Ok(()) };
-        let status = Command::new("kill").arg(pid.to_string()).status()?;
-        if status.success() { Ok(()) } else { bail!("cannot signal {}", self.name) }
-    }
-
-    /// Waits for an orderly end.
-    pub async fn ended(&mut self) -> Result<()> {
+    /// SIGTERM, then waits for an orderly end.
+    pub async fn terminate(&mut self) -> Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
-        let name = &self.name;
+        let status = Command::new("kill").arg(child.id().to_string()).status()?;
+        if !status.success() {
+            bail!("cannot signal {}", self.name);
+        }
+        let name = self.name.clone();
         let ended =
             eventually(&format!("{name} ends after SIGTERM"), Duration::from_secs(20), async || Ok(child.try_wait()?))
                 .await;
@@ -91,12 +88,6 @@ impl Program {
             child.wait()?;
         }
         ended.map(|_| ())
-    }
-
-    /// SIGTERM, then waits for an orderly end.
-    pub async fn terminate(&mut self) -> Result<()> {
-        self.ask_to_end()?;
-        self.ended().await
     }
 
     /// Resident memory in KiB, from `/proc`.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use kerf_e2e::{Claim, NodeFile, Pod, Request, World, eventually, scenario, setting};
+use kerf_e2e::{Claim, NodeFile, Part, Pod, Request, World, eventually, scenario, setting};
 use kube::api::DeleteParams;
 
 /// How long the API server is away, `KERF_OUTAGE_SECONDS` of `make torture`; shorter otherwise.
@@ -63,11 +63,11 @@ async fn a_node_that_reboots_gets_its_pods_and_slices_back() {
 #[tokio::test]
 async fn pods_end_while_the_api_server_is_away() {
     scenario("api_away", NodeFile::new().gpus("h100-80gb", 2), async |world| {
+        world.run_ready("stays", &Claim::of(&[Request::gpu("gpu")])).await?;
         let pods = ["one", "two", "three"];
         for name in pods {
             world.run_ready(name, &Claim::of(&[Request::mig("gpu", "2g.20gb")])).await?;
         }
-        world.run_ready("stays", &Claim::of(&[Request::gpu("gpu")])).await?;
         let mut uids = Vec::new();
         for name in pods {
             let deleted = world.pods().delete(name, &DeleteParams::default()).await?;

@@ -1,4 +1,4 @@
-//! The plugin is updated while it serves, as a DaemonSet with maxSurge 1 does it.
+//! kerf is updated by Helm, and taken back, while pods come and go.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kerf_e2e::{Claim, NodeFile, Program, Request, World, eventually, scenario, setting};
+use kerf_e2e::{Claim, NodeFile, Part, Request, World, eventually, scenario, setting};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
@@ -14,8 +14,8 @@ use serde_json::json;
 /// Pods in all, one a second; a longer run with `KERF_HANDOVER_PODS`.
 const PODS: usize = 45;
 
-/// Pods between two updates: as many seconds.
-const EVERY: usize = 15;
+/// Pods between an update and its being taken back: as many seconds.
+const EVERY: usize = 20;
 
 /// Pods before the first: how long pods take here.
 const BEFORE: usize = 5;
@@ -23,20 +23,13 @@ const BEFORE: usize = 5;
 /// How much longer than that a pod may take.
 const DELAY: i64 = 5;
 
-/// A plugin that is to end when the other one serves: the former one, or the new one, where an update is taken back.
-struct Update {
-    other: Option<Program>,
-    is_taken_back: bool,
-}
-
 #[tokio::test]
-async fn pods_come_and_go_while_the_plugin_is_updated() {
+async fn pods_come_and_go_while_kerf_is_updated_and_taken_back() {
     let node = NodeFile::new().gpus("h100-80gb", 2).latency(json!("real"));
     scenario("handover", node, async |world| {
         let pods = setting("KERF_HANDOVER_PODS", PODS)?;
+        world.kerf.rolled_out(Part::Controller).await?;
         let slices = versions(world.published().await?);
-        let mut update: Option<Update> = None;
-        let mut ending = Vec::new();
         let mut took = BTreeMap::new();
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         for number in 0..pods {
@@ -44,22 +37,14 @@ async fn pods_come_and_go_while_the_plugin_is_updated() {
             world.run(&format!("pod-{number}"), &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
             end_what_runs(world, &mut took).await?;
             if number % EVERY == BEFORE {
-                let uid = format!("00000000-0000-4000-8000-{number:012}");
-                let is_taken_back = number / EVERY % 2 == 1;
-                update = Some(Update { other: world.kerf.start_successor(&uid)?, is_taken_back });
-            }
-            if let Some(Update { other, is_taken_back }) = &mut update
-                && let Some(new) = &world.kerf.plugin
-                && world.is_spoken_for_by(new).await?
-            {
-                if *is_taken_back {
-                    std::mem::swap(other, &mut world.kerf.plugin);
+                for part in [Part::KubeletPlugin, Part::Controller] {
+                    world.kerf.expect_end(part).await?;
                 }
-                if let Some(other) = other.take() {
-                    other.ask_to_end()?;
-                    ending.push(other);
+                if number / EVERY % 2 == 0 {
+                    world.kerf.update(&number.to_string())?;
+                } else {
+                    world.kerf.roll_back()?;
                 }
-                update = None;
             }
             ensure!(versions(world.slices().await?) == slices, "slices changed at pod {number}");
         }
@@ -68,9 +53,8 @@ async fn pods_come_and_go_while_the_plugin_is_updated() {
             Ok((took.len() == pods).then_some(()))
         })
         .await?;
-        ensure!(update.is_none() && ending.len() == pods.div_ceil(EVERY), "{} updates", ending.len());
-        for mut plugin in ending {
-            plugin.ended().await?;
+        for part in [Part::KubeletPlugin, Part::Controller] {
+            world.kerf.rolled_out(part).await?;
         }
 
         let events: Api<Event> = Api::namespaced(world.client.clone(), world.namespace());

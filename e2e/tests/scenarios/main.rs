@@ -5,11 +5,13 @@
 mod architecture;
 mod bad_claims;
 mod carve;
+mod chart;
 mod claims;
 mod exclusion;
 mod faults;
 mod handover;
 mod nodes;
 mod restarts;
+mod rights;
 mod server;
 mod torture;

@@ -5,10 +5,10 @@ use std::path::Path;
 use kerf_api::{Attribute, Blocked, Gpu, GpuNode, GpuNodeStatus, GpuOffer};
 use kube::CustomResourceExt;
 
-/// `deploy/crds/` is generated: `KERF_UPDATE=1 cargo test -p kerf-api` writes it, a plain run compares.
+/// The chart's CRD is generated: `KERF_UPDATE=1 cargo test -p kerf-api` writes it, a plain run compares.
 #[test]
-fn crd_in_deploy_is_current() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds/kerf.dev_gpunodes.yaml");
+fn crd_in_the_chart_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/chart/files/crds/kerf.dev_gpunodes.yaml");
     let wanted = format!(
         "# Generated from crates/api: KERF_UPDATE=1 cargo test -p kerf-api\n{}",
         serde_saphyr::to_string(&GpuNode::crd()).unwrap()

@@ -1,0 +1,246 @@
+//! The chart in every situation that it is made for, and with values that it is not.
+
+use std::collections::BTreeSet;
+
+use kerf_e2e::{deploy, helm, manifests, render, situations};
+use serde_json::Value;
+
+/// The Kubernetes versions that kerf is tested on, oldest first.
+const KUBERNETES: [&str; 4] = ["1.34.4", "1.35.4", "1.36.3", "1.37.2"];
+
+/// The namespace of the plain manifests.
+const NAMESPACE: &str = kerf_api::names::NAMESPACE;
+
+#[test]
+fn every_situation_passes_the_strict_lint() {
+    let chart = deploy().join("chart");
+    for situation in situations().unwrap() {
+        let mut arguments = vec!["lint", "--strict", chart.to_str().unwrap()];
+        arguments.extend(situation.iter().map(String::as_str));
+        helm(&arguments).unwrap_or_else(|error| panic!("{situation:?}: {error}"));
+    }
+}
+
+#[test]
+fn every_situation_renders_on_every_kubernetes() {
+    for situation in situations().unwrap() {
+        for version in KUBERNETES {
+            let mut arguments = vec!["--kube-version", version];
+            arguments.extend(situation.iter().map(String::as_str));
+            let objects = render("kerf", NAMESPACE, &arguments).unwrap_or_else(|e| panic!("{situation:?}: {e}"));
+            let kinds: BTreeSet<&str> = objects.iter().filter_map(|object| object["kind"].as_str()).collect();
+            assert!(kinds.contains("DaemonSet") && kinds.contains("Deployment"), "{situation:?}: {kinds:?}");
+        }
+    }
+    let too_old = render("kerf", NAMESPACE, &["--kube-version", "1.33.9"]).unwrap_err().to_string();
+    assert!(too_old.contains("1.34"), "{too_old}");
+    render("kerf", NAMESPACE, &["--kube-version", "v1.34.4-gke.1"]).expect("a distribution's version is one");
+}
+
+/// What a user gets wrong, and the words that must be in the answer.
+const REFUSED: &[(&[&str], &[&str])] = &[
+    // What the schema refuses.
+    (&["driverroot=/"], &["driverroot", "not allowed"]),
+    (&["kubeletPlugin.imgae.tag=1"], &["kubeletPlugin", "imgae", "not allowed"]),
+    (&["driverName=null"], &["missing", "driverName"]),
+    (&["foreignInstances=destroy"], &["foreignInstances", "keep", "adopt", "delete"]),
+    (&["kubeletPlugin.atExit=never"], &["atExit", "withdraw", "keep"]),
+    (&["nodes.discovery=Labels"], &["discovery", "All", "NodeFeatureDiscovery"]),
+    (&["logFormat=yaml"], &["logFormat", "json", "text"]),
+    (&["listenAddress=localhost"], &["listenAddress", "0.0.0.0", "[::]"]),
+    (&["test.device=Tpu"], &["test/device", "Any", "Mig", "Gpu"]),
+    (&["controller.image.pullPolicy=Sometimes"], &["pullPolicy", "IfNotPresent"]),
+    (&["controller.replicas=0"], &["controller/replicas", "minimum", "1"]),
+    (&["controller.replicas=two"], &["controller/replicas", "got string, want integer"]),
+    (&["kubeletPlugin.tolerations=all"], &["tolerations", "want array"]),
+    (&["crds.create=perhaps"], &["crds/create", "want boolean"]),
+    (&["networkPolicy.apiServerPorts={70000}"], &["apiServerPorts/0", "maximum", "65,535"]),
+    (&["kubeletPlugin.nodeSelector.gpu=true"], &["nodeSelector/gpu", "got boolean, want string"]),
+    // What the templates refuse.
+    (&["driverName=Gpu.nvidia.com"], &["driverName", "\"Gpu.nvidia.com\"", "not a DNS name", "such as gpu.nvidia.com"]),
+    (&["driverName=gpu/nvidia"], &["driverName", "not a DNS name"]),
+    (&["driverName="], &["driverName", "not a DNS name"]),
+    (
+        &["driverName=a123456789.b123456789.c123456789.d123456789.e123456789.f12345678"],
+        &["driverName", "has 64 characters", "allows 63"],
+    ),
+    (&["deviceClasses.mig=gpu.nvidia.com"], &["deviceClasses.gpu and deviceClasses.mig are both"]),
+    (&["driverRoot=run/nvidia/driver"], &["driverRoot", "not an absolute path", "empty to find it"]),
+    (&["kubeletRoot=/var/lib/kubelet/"], &["kubeletRoot", "without a slash at its end"]),
+    (&["kubeletRoot=/"], &["kubeletRoot", "not an absolute path"]),
+    (&["cdiRoot=/var/run/../cdi"], &["cdiRoot", "not an absolute path"]),
+    (&["logLevel=verbose"], &["logLevel", "\"verbose\"", "error, warn, info, debug, trace"]),
+    (&["controller.image.repository=ghcr.io/x/y:1.0"], &["controller.image.repository", "has a tag"]),
+    (&["controller.image.repository=Some Image"], &["controller.image.repository", "no name of an image"]),
+    (&["kubeletPlugin.image.digest=sha256:12"], &["kubeletPlugin.image.digest", "64 hexadecimal digits"]),
+    (&["kubeletPlugin.maxSurge=many"], &["kubeletPlugin.maxSurge", "many", "percentage such as 10%"]),
+    (&["kubeletPlugin.maxSurge=0"], &["kubeletPlugin/maxSurge", "minimum"]),
+    (
+        &["driverName=gpu.a-department-with-a-rather-long-name.subsidiary.example.com"],
+        &["kubeletRoot", "too long together", "115 bytes", "shorter driverName"],
+    ),
+    (
+        &["nodes.discovery=NodeFeatureDiscovery", "kubeletPlugin.affinity.nodeAffinity.x=1"],
+        &["nodeAffinity would replace", "kubeletPlugin.nodeSelector"],
+    ),
+];
+
+#[test]
+fn bad_values_are_refused_in_words() {
+    for (values, words) in REFUSED {
+        let arguments: Vec<&str> = values.iter().flat_map(|value| ["--set", value]).collect();
+        let Err(error) = render("kerf", NAMESPACE, &arguments) else { panic!("{values:?} is not refused") };
+        let error = error.to_string();
+        for word in *words {
+            assert!(error.contains(word), "{values:?}: no {word:?} in\n{error}");
+        }
+    }
+}
+
+/// Values, their comments and the schema are three lists of the same.
+#[test]
+fn every_value_is_explained() {
+    let chart = deploy().join("chart");
+    let text = std::fs::read_to_string(chart.join("values.yaml")).unwrap();
+    let values: Value = serde_saphyr::from_str(&text).unwrap();
+    let schema = std::fs::read_to_string(chart.join("values.schema.json")).unwrap();
+    let schema: Value = serde_json::from_str(&schema).unwrap();
+    same_names("values", &values, &schema);
+    let lines: Vec<&str> = text.lines().collect();
+    for (above, line) in lines.iter().zip(&lines[1..]) {
+        let is_value = line.contains(": ") && !line.trim_start().starts_with(['#', '-']);
+        let inside = ["requests", "limits", "cpu", "memory"].iter().any(|name| line.trim_start().starts_with(name));
+        assert!(!is_value || inside || above.trim_start().starts_with('#'), "no comment above {line:?}");
+    }
+}
+
+/// Closed objects of the schema have the names of the values and no more.
+fn same_names(at: &str, value: &Value, schema: &Value) {
+    if schema["additionalProperties"] != false {
+        return;
+    }
+    let properties = schema["properties"].as_object().expect("a closed object has properties");
+    let not_ours = ["global", "enabled"];
+    let known: BTreeSet<_> =
+        properties.keys().filter(|name| at != "values" || !not_ours.contains(&name.as_str())).collect();
+    assert_eq!(
+        value.as_object().expect("an object in the schema is one in the values").keys().collect::<BTreeSet<_>>(),
+        known,
+        "{at}"
+    );
+    let required: BTreeSet<_> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    assert_eq!(required, known.iter().map(|name| name.as_str()).collect(), "{at}");
+    for (name, property) in properties {
+        assert!(property["description"].as_str().is_some_and(|text| text.ends_with('.')), "{at}.{name}");
+        same_names(&format!("{at}.{name}"), &value[name], property);
+    }
+}
+
+#[test]
+fn the_chart_has_the_version_of_the_programs() {
+    let chart: Value =
+        serde_saphyr::from_str(&std::fs::read_to_string(deploy().join("chart/Chart.yaml")).unwrap()).unwrap();
+    assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
+}
+
+/// Kind, namespace and name.
+fn identity(object: &Value) -> (String, String, String) {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let metadata = &object["metadata"];
+    (text(&object["kind"]), text(&metadata["namespace"]), text(&metadata["name"]))
+}
+
+const CLUSTER_WIDE: [&str; 6] = [
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "DeviceClass",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+];
+
+#[test]
+fn every_object_is_where_its_release_is() {
+    for object in render("blue", "gpus", &[]).unwrap() {
+        let (kind, namespace, name) = identity(&object);
+        if CLUSTER_WIDE.contains(&kind.as_str()) {
+            assert_eq!(namespace, "", "{kind} {name}");
+        } else {
+            let of_events = name == "blue-kerf-controller-events";
+            assert_eq!(namespace, if of_events { "default" } else { "gpus" }, "{kind} {name}");
+        }
+        assert_eq!(object["metadata"]["labels"]["app.kubernetes.io/instance"], "blue", "{kind} {name}");
+    }
+}
+
+/// Two releases, each in a namespace of its own, have no object in common. In one namespace they would: their leases have
+/// fixed names, and Helm shall refuse the second.
+#[test]
+fn two_releases_live_side_by_side() {
+    let second = deploy().join("values/second-driver.yaml");
+    let second = ["--values", second.to_str().unwrap()];
+    let names = |release, namespace, arguments: &[&str]| {
+        let objects = render(release, namespace, arguments).unwrap();
+        let names: BTreeSet<_> = objects.iter().map(identity).collect();
+        assert_eq!(names.len(), objects.len(), "nothing is there twice");
+        names
+    };
+    let first = names("kerf", NAMESPACE, &[]);
+    let apart = names("kerf-test", "kerf-test", &second);
+    assert!(first.is_disjoint(&apart), "{:?}", first.intersection(&apart).collect::<Vec<_>>());
+    let together = names("kerf-test", NAMESPACE, &second);
+    let common: BTreeSet<&str> = first.intersection(&together).map(|(_, _, name)| name.as_str()).collect();
+    assert_eq!(common, ["kerf-controller-leases", "kerf-kubelet-plugin-leases"].into());
+}
+
+#[test]
+fn classes_select_the_devices_of_the_driver() {
+    let objects = render("kerf", NAMESPACE, &["--set", "driverName=gpu.example.com"]).unwrap();
+    let classes = objects.iter().filter(|object| object["kind"] == "DeviceClass");
+    let selectors: Vec<_> = classes
+        .map(|class| (&class["metadata"]["name"], &class["spec"]["selectors"][0]["cel"]["expression"]))
+        .map(|(name, expression)| (name.as_str().unwrap(), expression.as_str().unwrap()))
+        .collect();
+    assert_eq!(
+        selectors,
+        [
+            (
+                "gpu.nvidia.com",
+                r#"device.driver == "gpu.example.com" && device.attributes["gpu.example.com"].type == "gpu""#
+            ),
+            (
+                "mig.nvidia.com",
+                r#"device.driver == "gpu.example.com" && device.attributes["gpu.example.com"].type == "mig""#
+            ),
+        ]
+    );
+}
+
+/// Removing a release removes no GpuNode, and upgrading it upgrades the CRD: the one that the types describe.
+#[test]
+fn the_crd_is_upgraded_and_never_removed() {
+    let objects = render("kerf", NAMESPACE, &[]).unwrap();
+    let mut crd = objects.into_iter().find(|object| object["kind"] == "CustomResourceDefinition").unwrap();
+    assert_eq!(crd["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+    let source = deploy().join("chart/files/crds/kerf.dev_gpunodes.yaml");
+    let source: Value = serde_saphyr::from_str(&std::fs::read_to_string(source).unwrap()).unwrap();
+    crd["metadata"] = source["metadata"].clone();
+    // Helm writes 0.0 as 0.
+    let plain = |value: &Value| serde_json::to_string(value).unwrap().replace(":0.0", ":0");
+    assert_eq!(plain(&crd), plain(&source));
+}
+
+/// `deploy/install.yaml` is generated: `make install-yaml` writes it, a plain run compares.
+#[test]
+fn install_yaml_is_current() {
+    let namespace = std::fs::read_to_string(deploy().join("namespace.yaml")).unwrap();
+    let chart = manifests("kerf", NAMESPACE, &["--skip-tests", "--kube-version", KUBERNETES[0]]).unwrap();
+    let wanted = format!("# Generated from deploy/chart: make install-yaml\n{namespace}{chart}");
+    let path = deploy().join("install.yaml");
+    if std::env::var_os("KERF_UPDATE").is_some() {
+        std::fs::write(&path, &wanted).unwrap();
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(found == wanted, "{} is not what the chart renders: run make install-yaml", path.display());
+}
