@@ -70,7 +70,7 @@ async fn measure(
     figures: &mut Figures,
 ) -> Result<()> {
     let node = NodeFile::new().gpus("h100-80gb", GPUS).latency(latency);
-    let mut world = World::start("bench", &node, directory).await?;
+    let world = World::start("bench", &node, directory).await?;
     world.published().await?;
     let devices = world.devices().await?;
     let gpus: Vec<&String> = devices.iter().filter(|name| !name.contains("-mig-")).collect();
