@@ -7,6 +7,7 @@
 # the running release, whose glibc the programs are linked with. DIR keeps an OCI archive for each set of their versions;
 # DIR/current.tar leads to the last.
 set -euo pipefail
+umask 022 # who runs in the image does not own it
 
 self=$(realpath "$0")
 dir=$(realpath -m "${1:-${HOME:?}/.cache/kerf/base-image}")
@@ -17,7 +18,7 @@ fail() {
 }
 
 # gcc-<release>-base holds the licence of libgcc-s1, and no more.
-packages=(base-files libc6 libgcc-s1 "$(dpkg-query --show --showformat '${Depends}' libgcc-s1 | grep -o 'gcc-[0-9]*-base')")
+packages=(base-files libc6 libgcc-s1 "$(dpkg-query --show --showformat '${Depends}' libgcc-s1 | grep -o 'gcc-[0-9]*-base' | sort -u)")
 # apt hands a download to an unprivileged user, who cannot enter a private temporary folder: do it as ourselves.
 download() {
     apt-get -qq -o APT::Sandbox::User=root -o Acquire::Retries=3 "$@" download "${packages[@]}"

@@ -13,6 +13,7 @@ command -v buildah >/dev/null || { echo "images: buildah is missing: run make se
 mkdir -p "$out"
 exec 9>"$out/.lock"
 flock 9
+rm -rf "$out"/.work.* # of a run that was killed: the lock says that it is over
 work=$(mktemp -d "$out/.work.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 

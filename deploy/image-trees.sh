@@ -6,6 +6,7 @@
 # TREES/<image>/ is the image's root. The stage `build` of the Containerfile runs this, and so does `make images`.
 # cargo-cyclonedx is on the PATH; $SOURCE_DATE_EPOCH is the time that the bills of materials name.
 set -euo pipefail
+umask 022 # the controller's user is not the owner of its image
 programs=$(realpath "$1") trees=$(realpath -m "$2")
 cd "$(dirname "$0")/.."
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-0}
