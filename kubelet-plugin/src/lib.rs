@@ -6,6 +6,7 @@
 //! * [`registration`], [`dra`] and [`health`] are the services the kubelet calls; [`claim`] checks what it asks for.
 //! * [`reconcile`] releases what nobody else will, and goes on with what could not be released.
 //! * [`node_status`], [`lease`] and [`events`] are what the plugin tells the API server.
+//! * [`metrics`] counts and measures; [`failure`] sorts what goes wrong.
 //! * [`run()`] wires them.
 //!
 //! Architecture invariant: the plugin never writes a ResourceSlice or a claim. What it knows goes into its GpuNode, and
@@ -20,18 +21,20 @@ pub mod dra;
 pub mod driver;
 pub mod engine;
 pub mod events;
+pub mod failure;
 pub mod health;
 pub mod inventory;
 pub mod lease;
+pub mod metrics;
 mod node;
 pub mod node_status;
+mod observe;
 pub mod paths;
 pub mod reconcile;
 pub mod registration;
 mod run;
 pub mod socket;
-mod telemetry;
 
-pub use args::{Args, LogFormat};
+pub use args::Args;
 pub use engine::ForeignPolicy;
 pub use run::run;

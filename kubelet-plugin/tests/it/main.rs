@@ -18,11 +18,14 @@ mod fault_matrix;
 mod health;
 mod kill;
 mod model;
+mod observe;
 mod program;
 mod reconcile;
 mod registration;
 mod reports;
 mod rpc;
 mod settings;
+#[path = "../../../crates/telemetry/testing.rs"]
+mod testing;
 mod tracer;
 mod troubleshooting;

@@ -6,7 +6,9 @@ use std::time::Duration;
 use kerf_kubelet_plugin::claim::ApiClaims;
 use kerf_kubelet_plugin::engine::{PreparedClaim, Released, RemovedForeign, Retried};
 use kerf_kubelet_plugin::events;
-use kerf_kubelet_plugin::reconcile::{self, GRACE, Node, NodeError, ROUND, Reconciler};
+use kerf_kubelet_plugin::failure::Failure;
+use kerf_kubelet_plugin::metrics::Metrics;
+use kerf_kubelet_plugin::reconcile::{self, GRACE, Node, ROUND, Reconciler};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -25,11 +27,11 @@ struct Stub {
 }
 
 impl Node for Stub {
-    fn known_claims(&self) -> Result<Vec<PreparedClaim>, NodeError> {
+    fn known_claims(&self) -> Result<Vec<PreparedClaim>, Failure> {
         Ok(self.known.lock().unwrap().clone())
     }
 
-    fn release_left_behind(&self, uid: &str, is_still_gone: &dyn Fn() -> bool) -> Result<Option<Released>, NodeError> {
+    fn release_left_behind(&self, uid: &str, is_still_gone: &dyn Fn() -> bool) -> Result<Option<Released>, Failure> {
         if let Some(meanwhile) = self.meanwhile.lock().unwrap().take() {
             meanwhile();
         }
@@ -41,7 +43,7 @@ impl Node for Stub {
         Ok(Some(Released::Gone))
     }
 
-    fn sweep_foreign(&self) -> Result<Vec<RemovedForeign>, NodeError> {
+    fn sweep_foreign(&self) -> Result<Vec<RemovedForeign>, Failure> {
         *self.swept.lock().unwrap() += 1;
         Ok(Vec::new())
     }
@@ -50,7 +52,7 @@ impl Node for Stub {
         self.known.lock().unwrap().iter().any(|claim| claim.condemned)
     }
 
-    fn retry_condemned(&self) -> Result<Retried, NodeError> {
+    fn retry_condemned(&self) -> Result<Retried, Failure> {
         let mut tries = self.retried.lock().unwrap();
         *tries += 1;
         if *tries < 3 {
@@ -112,6 +114,7 @@ fn prepared(api: ApiServer, claims: &[PreparedClaim]) -> Reconciling {
         driver_name: "gpu.nvidia.com".into(),
         node_name: "node-1".into(),
         events,
+        metrics: Metrics::default(),
     };
     tokio::spawn(reconcile::run(reconciler, CancellationToken::new()));
     Reconciling { api, node }
