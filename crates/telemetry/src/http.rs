@@ -1,7 +1,7 @@
 //! Serves what there is to see of a process over HTTP: `/healthz`, `/readyz`, `/metrics`.
 //!
 //! Whoever reaches the port may ask, so nobody may cost much: a connection is for one request, and is cut off after
-//! [`PATIENCE`] whatever it does. What is answered lies in memory; nothing here waits for a GPU, a disk or the API server.
+//! ten seconds whatever it does. What is answered lies in memory; nothing here waits for a GPU, a disk or the API server.
 
 use std::convert::Infallible;
 use std::io;
