@@ -1,9 +1,8 @@
 //! The command line.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use kerf_api::names;
 
 /// Publishes the ResourceSlices of every node that kerf's kubelet plugin runs on.
@@ -26,20 +25,7 @@ pub struct Args {
     #[arg(long, env = "KERF_IDENTITY")]
     pub identity: Option<String>,
 
-    /// Address for /healthz and /readyz, such as 0.0.0.0:8080; they are not served by default.
-    #[arg(long, env = "KERF_HTTP_ADDRESS")]
-    pub http_address: Option<SocketAddr>,
-
-    /// How logs are written. RUST_LOG chooses what is.
-    #[arg(long, env = "KERF_LOG_FORMAT", default_value = "text")]
-    pub log_format: LogFormat,
-}
-
-/// How logs are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// For programs.
-    Json,
+    /// How this program can be observed.
+    #[command(flatten)]
+    pub telemetry: kerf_telemetry::TelemetryArgs,
 }

@@ -8,7 +8,7 @@
 //!
 //! [`render()`](render::render) and [`diff()`](diff::diff) are pure, [`Index`](index::Index) and
 //! [`Queue`](queue::Queue) synchronous with the caller's clock. Only [`watch`], [`probe`], [`leader`], [`events`] and
-//! [`writer`] talk to the API server.
+//! [`writer`] talk to the API server. [`metrics`] counts what they do.
 
 #![forbid(unsafe_code)]
 
@@ -16,11 +16,11 @@ pub mod args;
 pub mod diff;
 pub mod events;
 pub mod features;
-pub mod health;
 pub mod index;
 pub mod leader;
 pub mod liveness;
 pub mod meaning;
+pub mod metrics;
 pub mod probe;
 pub mod quantity;
 pub mod queue;

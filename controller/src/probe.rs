@@ -11,6 +11,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kerf_api::names;
+use kerf_telemetry::Pending;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
@@ -19,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::features::{Counters, ServerFeatures};
-use crate::health::Pending;
+use crate::metrics::{Class, Metrics};
 use crate::quantity;
 
 /// Name of the node and the pool in the slices that are tried. No such node exists.
@@ -131,13 +132,14 @@ pub(crate) fn kept_taints(sent: &ResourceSlice, stored: &ResourceSlice) -> bool 
 /// Keeps `features` true to the API server, until `stop`. It is `None`, and `pending` held, before the first answer.
 ///
 /// The server is tried again when its version changes, when `doubt` is notified (a watch was interrupted: the server may
-/// have been restarted with other gates), and now and then without a reason.
+/// have been restarted with other gates), and now and then without a reason. Failures are counted in `metrics`.
 pub async fn keep_probing(
     client: Client,
     driver: String,
     features: watch::Sender<Option<ServerFeatures>>,
     pending: Pending,
     doubt: Arc<Notify>,
+    metrics: Metrics,
     stop: CancellationToken,
 ) {
     let mut pending = Some(pending);
@@ -167,6 +169,7 @@ pub async fn keep_probing(
         let Some(outcome) = stop.run_until_cancelled(round).await else { return };
         doubted = outcome.is_err();
         if let Err(error) = outcome {
+            metrics.failed(Class::of(&error));
             let error = &error as &dyn std::error::Error;
             warn!(error, "cannot find out what the API server supports; trying again in {pause:?}");
         }

@@ -10,6 +10,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kerf_api::{GpuNode, names};
+use kerf_telemetry::Readiness;
+use kerf_telemetry::http::{BindError, Server};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
@@ -24,9 +26,9 @@ use tracing::{Instrument as _, info, info_span, warn};
 use crate::args::Args;
 use crate::diff::Observed;
 use crate::events::Reporter;
-use crate::health::{Readiness, serve};
 use crate::index::{Feed, Index, SharedIndex};
 use crate::leader::{Candidate, ClusterStore, is_vacant};
+use crate::metrics::{Metrics, Seen};
 use crate::probe::keep_probing;
 use crate::watch::feed;
 use crate::writer::Writer;
@@ -60,14 +62,9 @@ pub enum RunError {
         /// What is wrong.
         source: std::io::Error,
     },
-    /// The address is not available.
-    #[error("cannot serve on {address}, given by --http-address")]
-    Http {
-        /// The address.
-        address: std::net::SocketAddr,
-        /// What is wrong.
-        source: std::io::Error,
-    },
+    /// See [`BindError`].
+    #[error(transparent)]
+    Http(#[from] BindError),
     /// A part of the controller is broken: the process ends, to be started anew, rather than run without it.
     #[error("the part that {part} has ended, which it never should")]
     Part {
@@ -84,7 +81,7 @@ pub enum RunError {
 ///
 /// When the cluster's configuration cannot be used, or a part of the controller breaks.
 pub async fn run(args: Args) -> Result<(), RunError> {
-    let Args { driver_name, namespace, kubeconfig, identity, http_address, log_format: _ } = args;
+    let Args { driver_name, namespace, kubeconfig, identity, telemetry } = args;
     let client = client(kubeconfig).await?;
     let identity = identity.unwrap_or_else(random_identity);
     info!(version = env!("CARGO_PKG_VERSION"), driver = %driver_name, %namespace, %identity, "starting");
@@ -96,15 +93,16 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let features = watch::Sender::new(None);
     let leading = watch::Sender::new(false);
     let is_leading = leading.subscribe();
+    let metrics = Metrics::default();
     let mut parts = Parts(JoinSet::new());
 
-    if let Some(address) = http_address {
-        let server = serve(address, readiness.clone(), stop.clone());
-        parts.start("serves /readyz", async move { server.await.map_err(|source| RunError::Http { address, source }) });
-    }
-
-    let watches =
-        Watches { index: index.clone(), readiness: readiness.clone(), doubt: doubt.clone(), stop: stop.clone() };
+    let watches = Watches {
+        index: index.clone(),
+        readiness: readiness.clone(),
+        doubt: doubt.clone(),
+        metrics: metrics.clone(),
+        stop: stop.clone(),
+    };
     let everything = watcher::Config::default;
     let slices = everything().fields(&format!("spec.driver={driver_name}"));
     let leases = Api::<Lease>::namespaced(client.clone(), &namespace);
@@ -127,9 +125,18 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     parts.start("watches Nodes", watches.watch(nodes, everything(), "Nodes", std::convert::identity));
     parts.start("watches GpuNodes", watches.watch(gpu_nodes, everything(), "GpuNodes", std::convert::identity));
     let pending = readiness.wait_for("API server features");
+    let (probing_client, probed) = (client.clone(), features.clone());
     let probing =
-        keep_probing(client.clone(), driver_name.clone(), features.clone(), pending, doubt.clone(), stop.clone());
+        keep_probing(probing_client, driver_name.clone(), probed, pending, doubt, metrics.clone(), stop.clone());
     parts.start("probes the API server", fine(probing));
+
+    // After everything that is waited for is known.
+    if let Some(address) = telemetry.http_address {
+        let server = Server::bind(address).await?;
+        let seen = Seen { index: index.clone(), leading: is_leading.clone() };
+        let serving = server.serve(readiness.clone(), metrics.registry(&seen), stop.clone());
+        parts.start("serves /readyz and /metrics", fine(serving));
+    }
 
     // Leadership is given up after the last write, not before.
     let stop_leading = CancellationToken::new();
@@ -138,7 +145,7 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     parts.start("elects a leader", fine(candidate.run(stop_leading.clone())));
 
     let reporter = Reporter::new(client.clone(), identity);
-    let writer = Writer { client, driver: driver_name, index, features, leading: is_leading, reporter };
+    let writer = Writer { client, driver: driver_name, index, features, leading: is_leading, reporter, metrics };
     let (writer_stop, last_write) = (stop.clone(), stop_leading.drop_guard());
     parts.start("writes ResourceSlices", async move {
         let _last_write = last_write;
@@ -157,6 +164,7 @@ struct Watches {
     index: SharedIndex,
     readiness: Readiness,
     doubt: Arc<Notify>,
+    metrics: Metrics,
     stop: CancellationToken,
 }
 
@@ -175,7 +183,12 @@ impl Watches {
         Index: Feed<T>,
     {
         let pending = self.readiness.wait_for(what);
-        fine(feed(self.index.clone(), api, config, convert, pending, self.doubt.clone(), self.stop.clone()))
+        let (bell, metrics) = (self.doubt.clone(), self.metrics.clone());
+        let doubt = move |error: Option<&watcher::Error>| {
+            error.into_iter().for_each(|error| metrics.interrupted(error));
+            bell.notify_one();
+        };
+        fine(feed(self.index.clone(), api, config, convert, pending, doubt, self.stop.clone()))
     }
 }
 

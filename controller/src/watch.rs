@@ -1,19 +1,17 @@
 //! Feeds the index from watches on the API server.
 
 use std::fmt::Debug;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt as _, pin_mut};
+use kerf_telemetry::Pending;
 use kube::runtime::watcher as watch;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::health::Pending;
 use crate::index::{Feed, Index, SharedIndex};
 use crate::liveness::Now;
 
@@ -25,15 +23,15 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// Shows `index` what is there of one kind, until `stop`.
 ///
-/// `convert` keeps of an object what the index needs, before anything is stored; it sees each one first. `pending` is dropped when the index has
-/// seen everything for the first time; `doubt` is notified whenever the watch was interrupted.
+/// `convert` keeps of an object what the index needs, before anything is stored; it sees each one first. `pending` is dropped
+/// when the index has seen everything for the first time; `doubt` is told whenever the watch was interrupted, and by which error.
 pub async fn feed<K, T>(
     index: SharedIndex,
     api: Api<K>,
     config: watcher::Config,
     convert: impl Fn(K) -> T,
     pending: Pending,
-    doubt: Arc<Notify>,
+    doubt: impl Fn(Option<&watcher::Error>),
     stop: CancellationToken,
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -55,7 +53,7 @@ pub async fn feed<K, T>(
             Ok(Event::Init) => {
                 listed.clear();
                 if pending.is_none() {
-                    doubt.notify_one();
+                    doubt(None);
                 }
             }
             Ok(Event::InitApply(object)) => listed.push(convert(object)),
@@ -67,7 +65,7 @@ pub async fn feed<K, T>(
             }
             Err(error) => {
                 warn!(error = &error as &dyn std::error::Error, "a watch was interrupted");
-                doubt.notify_one();
+                doubt(Some(&error));
                 stop.run_until_cancelled(tokio::time::sleep(pause)).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }

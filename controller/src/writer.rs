@@ -23,6 +23,7 @@ use crate::features::{Counters, ServerFeatures};
 use crate::index::{Decision, SharedIndex, Verdict};
 use crate::liveness::Now;
 use crate::meaning::Meaning;
+use crate::metrics::{Metrics, Verb};
 use crate::probe::{kept_counters, kept_taints};
 use crate::queue::{Outcome, Queue};
 use crate::render::{Remark, render};
@@ -80,7 +81,7 @@ pub enum WriteError {
 
 impl WriteError {
     /// Whether another change came first: nothing is wrong, it only has to be tried again.
-    fn is_conflict(&self) -> bool {
+    pub(crate) fn is_conflict(&self) -> bool {
         matches!(self, WriteError::Request { source: kube::Error::Api(status), .. } if [404, 409].contains(&status.code))
     }
 }
@@ -99,6 +100,8 @@ pub struct Writer {
     pub leading: watch::Receiver<bool>,
     /// Tells people.
     pub reporter: Reporter,
+    /// Counts what is written.
+    pub metrics: Metrics,
 }
 
 /// What is remembered of a node between two looks.
@@ -300,7 +303,7 @@ impl Writer {
         let preconditions =
             Preconditions { uid: Some(slice.uid.clone()), resource_version: Some(slice.resource_version.clone()) };
         let params = DeleteParams::default().preconditions(preconditions);
-        match self.request("delete", &slice.name, self.api().delete(&slice.name, &params)).await {
+        match self.request(Verb::Delete, &slice.name, self.api().delete(&slice.name, &params)).await {
             Ok(_) => {}
             // Gone already is as good.
             Err(WriteError::Request { source: kube::Error::Api(status), .. }) if status.code == 404 => {}
@@ -316,8 +319,8 @@ impl Writer {
         let params = PostParams { dry_run: false, field_manager: Some(names::CONTROLLER.to_owned()) };
         let api = self.api();
         let stored = match write {
-            Write::Update(slice) => self.request("update", &name, api.replace(&name, &params, slice)).await?,
-            Write::Create(slice) => self.request("create", &name, api.create(&params, slice)).await?,
+            Write::Update(slice) => self.request(Verb::Update, &name, api.replace(&name, &params, slice)).await?,
+            Write::Create(slice) => self.request(Verb::Create, &name, api.create(&params, slice)).await?,
         };
         let observed = Observed::from(&stored);
         memory.accepted.remove(&name);
@@ -339,21 +342,25 @@ impl Writer {
 
     async fn request<T>(
         &self,
-        action: &'static str,
+        verb: Verb,
         name: &str,
         request: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, WriteError> {
-        match tokio::time::timeout(PATIENCE, request).await {
+        let action = verb.name();
+        let done = match tokio::time::timeout(PATIENCE, request).await {
             Ok(Ok(reply)) => {
                 debug!(slice = name, "{action}");
                 Ok(reply)
             }
             Ok(Err(source)) => Err(WriteError::Request { action, name: name.to_owned(), source }),
             Err(_) => Err(WriteError::Timeout { action, name: name.to_owned() }),
-        }
+        };
+        self.metrics.wrote(verb, done.as_ref().err());
+        done
     }
 
     fn failed(&self, failure: &WriteError) -> Outcome {
+        self.metrics.not_written(failure);
         let lacks = |lack: fn(&mut ServerFeatures)| {
             self.features.send_modify(|features| features.iter_mut().for_each(lack));
             Outcome::Again

@@ -82,9 +82,7 @@ impl Installation {
     /// What Helm says.
     pub async fn install(&self, driver_root: &Path) -> Result<()> {
         let node = self.cluster.node()?;
-        let image = |program: &str| {
-            json!({ "image": { "repository": format!("localhost/kerf-{program}"), "tag": "dev", "pullPolicy": "Never" } })
-        };
+        let image = |program: &str| json!({ "image": { "repository": format!("localhost/kerf-{program}"), "tag": "dev", "pullPolicy": "Never" } });
         let values = json!({
             "driverRoot": driver_root,
             "kubeletRoot": node.kubelet_root,

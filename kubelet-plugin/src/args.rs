@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use kerf_api::names;
 
 use crate::engine::ForeignPolicy;
@@ -58,18 +58,9 @@ pub struct Args {
     #[arg(long, env = "KERF_AT_EXIT", value_enum, default_value_t)]
     pub at_exit: AtExit,
 
-    /// Form of the log on standard error. What is logged is chosen by RUST_LOG.
-    #[arg(long, env = "KERF_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
-}
-
-/// Form of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
+    /// How this program can be observed.
+    #[command(flatten)]
+    pub telemetry: kerf_telemetry::TelemetryArgs,
 }
 
 /// A name that Kubernetes takes for nodes and drivers, and that is safe as part of a path.

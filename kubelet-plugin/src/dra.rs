@@ -4,7 +4,6 @@
 //! the same time as the others, and ends in its own entry of the reply: what is wrong with one never fails another.
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,8 +20,10 @@ use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
 use crate::claim::{self, ClaimRef, ClaimSource};
-use crate::engine::{Claim, PreparedDevice};
+use crate::engine::{Claim, PreparedDevice, claim_span};
 use crate::events::Events;
+use crate::failure::{Class, Failure};
+use crate::metrics::Metrics;
 
 /// How long a call may take. The kubelet gives up after 45 s (`k8s.io/kubernetes/pkg/kubelet/cm/dra/plugin`); an answer
 /// before that tells it what the matter was.
@@ -31,10 +32,10 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// What the service needs of the node. Both block.
 pub trait Carver: Send + Sync + 'static {
     /// Makes the devices of a claim usable.
-    fn prepare(&self, claim: &Claim, deadline: Instant) -> Result<Vec<PreparedDevice>, Box<dyn Error + Send + Sync>>;
+    fn prepare(&self, claim: &Claim, deadline: Instant) -> Result<Vec<PreparedDevice>, Failure>;
 
     /// Undoes it. Succeeds for a claim that is not known.
-    fn unprepare(&self, uid: &str, deadline: Instant) -> Result<(), Box<dyn Error + Send + Sync>>;
+    fn unprepare(&self, uid: &str, deadline: Instant) -> Result<(), Failure>;
 }
 
 /// The service. Clones share everything.
@@ -47,14 +48,19 @@ struct Shared<S, C> {
     carver: Arc<C>,
     events: Events,
     work: TaskTracker,
+    metrics: Metrics,
 }
-
-/// An error and those behind it in one line, which is all the kubelet shows of it.
-struct OneLine<'a>(&'a dyn Error);
 
 impl<S: ClaimSource, C: Carver> Dra<S, C> {
     /// The service of `driver_name` on `node_name`, with claims from `claims` and the work done by `carver`.
-    pub fn new(driver_name: &str, node_name: &str, claims: S, carver: Arc<C>, events: Events) -> Dra<S, C> {
+    pub fn new(
+        driver_name: &str,
+        node_name: &str,
+        claims: S,
+        carver: Arc<C>,
+        events: Events,
+        metrics: Metrics,
+    ) -> Dra<S, C> {
         Dra(Arc::new(Shared {
             driver_name: driver_name.to_owned(),
             node_name: node_name.to_owned(),
@@ -62,6 +68,7 @@ impl<S: ClaimSource, C: Carver> Dra<S, C> {
             carver,
             events,
             work: TaskTracker::new(),
+            metrics,
         }))
     }
 
@@ -85,7 +92,7 @@ impl<S: ClaimSource, C: Carver> Dra<S, C> {
         let claims = each(request.claims, |claim| async move {
             let (devices, error) = match self.prepare(claim, deadline).await {
                 Ok(devices) => (devices.into_iter().map(device).collect(), String::new()),
-                Err(error) => (Vec::new(), error),
+                Err(failure) => (Vec::new(), failure.message),
             };
             NodePrepareResourceResponse { devices, error }
         });
@@ -95,32 +102,41 @@ impl<S: ClaimSource, C: Carver> Dra<S, C> {
     async fn unprepare_all(&self, request: NodeUnprepareResourcesRequest) -> NodeUnprepareResourcesResponse {
         let deadline = Instant::now() + PATIENCE;
         let claims = each(request.claims, |claim| async move {
-            NodeUnprepareResourceResponse { error: self.unprepare(claim, deadline).await.err().unwrap_or_default() }
+            let failure = self.unprepare(claim, deadline).await.err();
+            NodeUnprepareResourceResponse { error: failure.map(|failure| failure.message).unwrap_or_default() }
         });
         NodeUnprepareResourcesResponse { claims: claims.await }
     }
 
-    async fn prepare(&self, asked: ClaimRef, deadline: Instant) -> Result<Vec<PreparedDevice>, String> {
+    async fn prepare(&self, asked: ClaimRef, deadline: Instant) -> Result<Vec<PreparedDevice>, Failure> {
         let started = Instant::now();
         let prepared = self.try_prepare(&asked, deadline).await;
-        let ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let took = started.elapsed();
+        self.0.metrics.prepared(took, prepared.as_ref().err());
+        let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         match &prepared {
-            Ok(devices) => tracing::info!(devices = devices.len(), ms, "prepared"),
-            Err(error) => tracing::warn!(error, ms, "not prepared"),
+            Ok(devices) => {
+                let devices: Vec<&str> = devices.iter().map(|device| device.device.as_str()).collect();
+                tracing::info!(devices = devices.join(", "), ms, "prepared");
+            }
+            Err(Failure { class, message }) => {
+                tracing::warn!(error = message, class = class.name(), ms, "not prepared");
+            }
         }
         prepared
     }
 
-    async fn try_prepare(&self, asked: &ClaimRef, deadline: Instant) -> Result<Vec<PreparedDevice>, String> {
+    async fn try_prepare(&self, asked: &ClaimRef, deadline: Instant) -> Result<Vec<PreparedDevice>, Failure> {
         let shared = &self.0;
         let work = shared.work.token();
-        let found = shared.claims.get(asked).await.map_err(|error| OneLine(&error).to_string())?;
+        let found = shared.claims.get(asked).await?;
         let claim = claim::check(asked, found.as_ref(), &shared.driver_name, &shared.node_name).map_err(|error| {
-            let message = OneLine(&error).to_string();
-            if error.needs_a_person() {
-                shared.events.claim_refused(asked, &message);
+            let needs_a_person = error.needs_a_person();
+            let failure = Failure::from(error);
+            if needs_a_person {
+                shared.events.claim_refused(asked, &failure.message);
             }
-            message
+            failure
         })?;
         let carver = Arc::clone(&shared.carver);
         blocking(move || {
@@ -130,7 +146,7 @@ impl<S: ClaimSource, C: Carver> Dra<S, C> {
         .await
     }
 
-    async fn unprepare(&self, asked: ClaimRef, deadline: Instant) -> Result<(), String> {
+    async fn unprepare(&self, asked: ClaimRef, deadline: Instant) -> Result<(), Failure> {
         let started = Instant::now();
         let uid = asked.uid.clone();
         let (carver, work) = (Arc::clone(&self.0.carver), self.0.work.token());
@@ -139,13 +155,15 @@ impl<S: ClaimSource, C: Carver> Dra<S, C> {
             carver.unprepare(&uid, deadline)
         })
         .await;
-        let ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let took = started.elapsed();
+        self.0.metrics.unprepared(took, released.as_ref().err());
+        let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         match &released {
             Ok(()) => tracing::info!(ms, "unprepared"),
-            Err(error) => {
-                tracing::warn!(error, ms, "not unprepared");
+            Err(Failure { class, message }) => {
+                tracing::warn!(error = message, class = class.name(), ms, "not unprepared");
                 // The kubelet keeps the pod in Terminating and tells its log alone why.
-                self.0.events.claim_not_released(&asked, error);
+                self.0.events.claim_not_released(&asked, message);
             }
         }
         released
@@ -162,7 +180,7 @@ where
         .map(|v1::Claim { uid, namespace, name }| (uid.clone(), ClaimRef { uid, namespace, name }))
         .collect();
     let answers = claims.into_iter().map(|(uid, claim)| {
-        let span = tracing::info_span!("claim", claim.uid = %claim.uid, claim.name = %format_args!("{}/{}", claim.namespace, claim.name));
+        let span = claim_span(&claim.uid, &claim.namespace, &claim.name);
         let answer = answer(claim).instrument(span);
         async move { (uid, answer.await) }
     });
@@ -171,14 +189,13 @@ where
 
 /// Does blocking work within the caller's span. A panic is an error like any other: it must not reach other claims.
 pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Box<dyn Error + Send + Sync>> + Send + 'static,
-) -> Result<T, String> {
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
     let span = tracing::Span::current();
-    match tokio::task::spawn_blocking(move || span.in_scope(work)).await {
-        Ok(Ok(done)) => Ok(done),
-        Ok(Err(error)) => Err(OneLine(&*error).to_string()),
-        Err(panic) => Err(format!("kerf has a defect, see the log of kerf-kubelet-plugin on this node: {panic}")),
-    }
+    tokio::task::spawn_blocking(move || span.in_scope(work)).await.unwrap_or_else(|panic| {
+        let message = format!("kerf has a defect, see the log of kerf-kubelet-plugin on this node: {panic}");
+        Err(Failure { class: Class::Defect, message })
+    })
 }
 
 fn device(prepared: PreparedDevice) -> Device {
@@ -189,23 +206,6 @@ fn device(prepared: PreparedDevice) -> Device {
 impl<S, C> Clone for Dra<S, C> {
     fn clone(&self) -> Self {
         Dra(Arc::clone(&self.0))
-    }
-}
-
-impl std::fmt::Display for OneLine<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut written = self.0.to_string();
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            let text = error.to_string();
-            // Some libraries say the cause within their own message.
-            if !written.contains(&text) {
-                written.push_str(": ");
-                written.push_str(&text);
-            }
-            cause = error.source();
-        }
-        f.write_str(&written.replace('\n', " "))
     }
 }
 

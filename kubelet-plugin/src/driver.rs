@@ -8,7 +8,6 @@
 //!
 //! Journal and locks are on disk, so nothing is lost with a session.
 
-use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,9 +23,11 @@ use crate::engine::{
     Retried, Settings,
 };
 use crate::events::Events;
+use crate::failure::Failure;
 use crate::inventory::{self, Host, Inventory};
+use crate::metrics::Metrics;
 use crate::paths::Paths;
-use crate::reconcile::{Node, NodeError};
+use crate::reconcile::Node;
 
 /// How long a release may make no progress before the pod is let go. Long enough for a process that was killed to end, and
 /// well below what a person waits for.
@@ -51,6 +52,7 @@ pub struct Driver {
     events: Events,
     /// Told after every prepare and unprepare.
     changed: Arc<Notify>,
+    metrics: Metrics,
     /// Whether a claim may be condemned.
     has_condemned: AtomicBool,
 }
@@ -87,6 +89,7 @@ impl Driver {
         foreign: ForeignPolicy,
         events: Events,
         changed: Arc<Notify>,
+        metrics: Metrics,
     ) -> Driver {
         Driver {
             files,
@@ -96,6 +99,7 @@ impl Driver {
             session: Mutex::default(),
             events,
             changed,
+            metrics,
             has_condemned: AtomicBool::new(true),
         }
     }
@@ -161,7 +165,7 @@ impl Driver {
             patience: PATIENCE,
             foreign: self.foreign,
         };
-        let engine = Engine::open(Arc::clone(&nvml), settings)?;
+        let engine = Engine::open_watched(Arc::clone(&nvml), settings, Arc::new(self.metrics.clone()))?;
         tracing::info!(driver_root = %root.host_path(root.path()).display(), "NVIDIA driver opened");
         Ok(Session { nvml, engine, root })
     }
@@ -169,7 +173,7 @@ impl Driver {
     /// What is left of the claim is told at the node as well, by the inventory.
     fn report_condemned(&self, Condemned { claim, why }: &Condemned) {
         self.has_condemned.store(true, Ordering::Relaxed);
-        tracing::warn!(claim.uid = claim.uid, why, "released, and removed later");
+        tracing::warn!(why, "released, and removed later");
         if !claim.name.is_empty() {
             let claim =
                 ClaimRef { uid: claim.uid.clone(), namespace: claim.namespace.clone(), name: claim.name.clone() };
@@ -188,14 +192,14 @@ impl Driver {
 }
 
 impl Carver for Driver {
-    fn prepare(&self, claim: &Claim, deadline: Instant) -> Result<Vec<PreparedDevice>, Box<dyn Error + Send + Sync>> {
+    fn prepare(&self, claim: &Claim, deadline: Instant) -> Result<Vec<PreparedDevice>, Failure> {
         let prepared = self.session()?.engine.prepare(claim, deadline);
         self.changed.notify_one();
         Ok(prepared?)
     }
 
     /// Without a driver only what was never prepared can be released.
-    fn unprepare(&self, uid: &str, deadline: Instant) -> Result<(), Box<dyn Error + Send + Sync>> {
+    fn unprepare(&self, uid: &str, deadline: Instant) -> Result<(), Failure> {
         let session = match self.session() {
             Ok(session) => session,
             Err(_) if !self.paths.claims.join(format!("{uid}.json")).exists() => return Ok(()),
@@ -211,7 +215,7 @@ impl Carver for Driver {
 }
 
 impl Node for Driver {
-    fn known_claims(&self) -> Result<Vec<PreparedClaim>, NodeError> {
+    fn known_claims(&self) -> Result<Vec<PreparedClaim>, Failure> {
         let claims = self.session()?.engine.known_claims()?;
         if claims.iter().any(|claim| claim.condemned) {
             self.has_condemned.store(true, Ordering::Relaxed);
@@ -223,7 +227,7 @@ impl Node for Driver {
         &self,
         claim_uid: &str,
         is_still_gone: &dyn Fn() -> bool,
-    ) -> Result<Option<Released>, NodeError> {
+    ) -> Result<Option<Released>, Failure> {
         let released = self.session()?.engine.release_left_behind(claim_uid, is_still_gone);
         self.changed.notify_one();
         if matches!(released, Ok(Some(Released::Condemned(_)))) {
@@ -232,7 +236,7 @@ impl Node for Driver {
         Ok(released?)
     }
 
-    fn sweep_foreign(&self) -> Result<Vec<RemovedForeign>, NodeError> {
+    fn sweep_foreign(&self) -> Result<Vec<RemovedForeign>, Failure> {
         let removed = self.session()?.engine.sweep_foreign();
         if !removed.is_empty() {
             self.changed.notify_one();
@@ -244,7 +248,7 @@ impl Node for Driver {
         self.has_condemned.load(Ordering::Relaxed)
     }
 
-    fn retry_condemned(&self) -> Result<Retried, NodeError> {
+    fn retry_condemned(&self) -> Result<Retried, Failure> {
         let retried = self.session()?.engine.retry_condemned()?;
         self.has_condemned.store(retried.left > 0, Ordering::Relaxed);
         if !retried.removed.is_empty() {

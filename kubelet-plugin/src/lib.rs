@@ -7,6 +7,7 @@
 //! * [`reconcile`] releases what nobody else will, and goes on with what could not be released.
 //! * [`node_status`], [`lease`] and [`events`] are what the plugin tells the API server.
 //! * [`neighbours`] are the other plugins of this driver on the node, during a rolling update (`HANDOVER.md`).
+//! * [`metrics`] counts and measures; [`failure`] sorts what goes wrong.
 //! * [`run()`] wires them.
 //!
 //! Architecture invariant: the plugin never writes a ResourceSlice or a claim. What it knows goes into its GpuNode, and
@@ -21,20 +22,22 @@ pub mod dra;
 pub mod driver;
 pub mod engine;
 pub mod events;
+pub mod failure;
 pub mod health;
 pub mod inventory;
 pub mod lease;
+pub mod metrics;
 pub mod neighbours;
 mod node;
 pub mod node_status;
+mod observe;
 pub mod paths;
 pub mod reconcile;
 pub mod registration;
 mod run;
 pub mod socket;
-mod telemetry;
 
-pub use args::{Args, LogFormat};
+pub use args::Args;
 pub use engine::ForeignPolicy;
 pub use lease::AtExit;
 pub use run::run;

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kerf_proto::registration::PluginInfo;
+use kerf_telemetry::http::{BindError, Server as HttpServer};
+use kerf_telemetry::log;
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
@@ -29,12 +31,14 @@ use crate::driver::{Driver, DriverFiles};
 use crate::health::Health;
 use crate::inventory::Watcher;
 use crate::lease::{AtExit, End, Holder, NodeLease};
+use crate::metrics::{Metrics, Seen};
 use crate::node_status::Sources;
+use crate::observe::observe;
 use crate::paths::{Paths, Socket};
 use crate::reconcile::Reconciler;
 use crate::registration::KubeletVerdict;
 use crate::socket::{self, SocketError};
-use crate::{events, inventory, neighbours, node_status, reconcile, registration, telemetry};
+use crate::{events, inventory, neighbours, node_status, reconcile, registration};
 
 /// How many threads serve the kubelet. Work on GPUs has threads of its own.
 const WORKERS: usize = 2;
@@ -78,6 +82,9 @@ pub enum RunError {
     /// See [`SocketError`].
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// See [`BindError`].
+    #[error(transparent)]
+    Http(#[from] BindError),
     /// A server ended by itself.
     #[error("the {server} server has ended: {error}")]
     Server {
@@ -90,7 +97,7 @@ pub enum RunError {
 
 /// Runs the plugin until SIGTERM or SIGINT.
 pub fn run(args: Args) -> Result<(), RunError> {
-    telemetry::init(args.log_format);
+    log::init(args.telemetry.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
     let done = runtime.block_on(serve(args));
     // A call into the driver that hangs must not hold up the end.
@@ -111,9 +118,14 @@ async fn serve(args: Args) -> Result<(), RunError> {
         kubeconfig,
         foreign_instances,
         at_exit,
-        log_format: _,
+        telemetry,
     } = args;
     let client = client(kubeconfig).await?;
+    let http_server = match telemetry.http_address {
+        Some(address) => Some(HttpServer::bind(address).await?),
+        None => None,
+    };
+    let metrics = Metrics::default();
     let alone = Paths::new(&kubelet_root, &cdi_root, &driver_name);
     let paths = match &pod_uid {
         None => alone,
@@ -131,14 +143,21 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let (verdict_sender, verdict) = watch::channel(KubeletVerdict::Unknown);
     let changed = Arc::new(Notify::new());
     let files = DriverFiles { host_root, driver_root };
-    let driver =
-        Arc::new(Driver::new(files, &driver_name, &paths, foreign_instances, events.clone(), Arc::clone(&changed)));
+    let driver = Arc::new(Driver::new(
+        files,
+        &driver_name,
+        &paths,
+        foreign_instances,
+        events.clone(),
+        Arc::clone(&changed),
+        metrics.clone(),
+    ));
     let (deregister, drain) = (CancellationToken::new(), CancellationToken::new());
 
     // The DRA socket comes first: the kubelet connects to it as soon as it knows of it.
     let (dra_listener, dra_file) = neighbours::listen(&paths, Socket::Dra).await?;
     let claims = ApiClaims::new(client.clone());
-    let dra = Dra::new(&driver_name, &node_name, claims.clone(), Arc::clone(&driver), events.clone());
+    let dra = Dra::new(&driver_name, &node_name, claims.clone(), Arc::clone(&driver), events.clone(), metrics.clone());
     let health = Health::new(&node_name, inventory.clone(), drain.clone());
     let dra_server = Server::builder()
         .add_service(dra.v1())
@@ -158,6 +177,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
         driver_name: driver_name.clone(),
         node_name: node_name.clone(),
         events: events.clone(),
+        metrics: metrics.clone(),
     };
     let reconciling = tokio::spawn(reconcile::run(reconciler, drain.clone()).instrument(info_span!("reconcile")));
     let reader = Arc::clone(&driver);
@@ -166,6 +186,11 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let watching = tokio::spawn(watching.instrument(info_span!("inventory")));
     let (stands, standing) = watch::channel(false);
     let (held_sender, held) = watch::channel(false);
+    if let Some(server) = http_server {
+        let seen = Seen { inventory: inventory.clone(), verdict: verdict.clone() };
+        let observing = observe(server, metrics, seen, standing.clone(), drain.clone());
+        tokio::spawn(observing.instrument(info_span!("http")));
+    }
     let sources = Sources { inventory, verdict: verdict.clone(), held };
     let publishing = publish(client.clone(), node_name.clone(), sources, lease.clone(), stands, deregister.clone());
     let publishing = tokio::spawn(publishing.instrument(info_span!("node_status")));

@@ -1,5 +1,6 @@
 //! What the watches have seen, by node, and what follows from it. Synchronous, without input or output.
 
+mod census;
 mod decision;
 mod feed;
 mod shared;
@@ -15,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::diff::Observed;
 use crate::liveness::{Life, Liveness, Now};
+pub use census::{Census, Standing};
 pub use decision::{Decision, Reason, Verdict};
 pub use feed::Feed;
 pub use shared::SharedIndex;

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kerf_api::{GpuNode, names};
 use kerf_controller::diff::Observed;
 use kerf_controller::features::{Counters, ServerFeatures};
-use kerf_controller::index::{Decision, Feed, Index, Reason};
+use kerf_controller::index::{Census, Decision, Feed, Index, Reason, Standing};
 use kerf_controller::liveness::Now;
 use kerf_controller::render::render;
 use tokio::time::Instant;
@@ -121,6 +121,30 @@ fn a_lease_is_good_for_its_duration_after_each_renewal() {
     assert_eq!(world.decision(), Decision::Withdraw(Reason::Stale));
     world.renew();
     assert!(world.publishes(), "it is back");
+}
+
+#[test]
+fn nodes_are_counted_by_how_their_plugin_stands() {
+    let mut world = World::published();
+    for other in ["cpu", "unregistered", "stopped", "lost", "foreign"] {
+        world.index.apply(core_node(other, NODE_UID), world.now());
+    }
+    let mut foreign = node("foreign", vec![]);
+    foreign.status.as_mut().unwrap().driver_name = "gpu.example.com".into();
+    world.index.apply(foreign, world.now());
+    world.index.apply(registered(node("unregistered", vec![]), false), world.now());
+    world.index.apply(lease("unregistered", "plugin", world.now().wall), world.now());
+    world.index.apply(node("stopped", vec![]), world.now());
+    world.index.apply(lease("stopped", "", world.now().wall), world.now());
+    world.index.apply(node("lost", vec![]), world.now());
+    let standings = [Standing::Live, Standing::Unregistered, Standing::Stopped, Standing::Stale];
+    let census = Census { nodes: standings.map(|standing| (standing, 1)).into(), slices: 0 };
+    assert_eq!(world.index.census(world.now()), census);
+
+    // Blind: no lease is seen, not even the leader's.
+    world.seconds += 60;
+    let nodes = world.index.census(world.now()).nodes;
+    assert_eq!(nodes, [(Standing::Unknown, 4)].into());
 }
 
 /// The watch repeats objects that did not change, after a reconnect for example.

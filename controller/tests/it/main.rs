@@ -8,5 +8,8 @@ mod fixtures;
 mod golden;
 mod index;
 mod leader;
+mod observe;
 mod probe;
+#[path = "../../../crates/telemetry/testing.rs"]
+mod testing;
 mod writer;

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kerf_controller::features::{Counters, ServerFeatures};
-use kerf_controller::health::Readiness;
+use kerf_controller::metrics::Metrics;
 use kerf_controller::probe::{keep_probing, probe};
+use kerf_telemetry::Readiness;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -41,8 +42,15 @@ async fn knowledge_follows_the_server() {
     let (features, mut known) = watch::channel(None);
     let (readiness, doubt, stop) = (Readiness::default(), Arc::new(Notify::new()), CancellationToken::new());
     let pending = readiness.wait_for("features");
-    let probing =
-        tokio::spawn(keep_probing(server.client(), DRIVER.into(), features, pending, doubt.clone(), stop.clone()));
+    let probing = tokio::spawn(keep_probing(
+        server.client(),
+        DRIVER.into(),
+        features,
+        pending,
+        doubt.clone(),
+        Metrics::default(),
+        stop.clone(),
+    ));
     let minutes = |n: u64| Duration::from_secs(60 * n);
 
     tokio::time::sleep(minutes(2)).await;

@@ -10,7 +10,9 @@ use kerf_controller::events::Reporter;
 use kerf_controller::features::{Counters, ServerFeatures};
 use kerf_controller::index::{Feed, Index, SharedIndex};
 use kerf_controller::liveness::Now;
+use kerf_controller::metrics::{Metrics, Seen};
 use kerf_controller::writer::Writer;
+use prometheus_client::encoding::text::encode;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -23,6 +25,7 @@ struct World {
     index: SharedIndex,
     features: watch::Sender<Option<ServerFeatures>>,
     leading: watch::Sender<bool>,
+    metrics: Metrics,
     stop: CancellationToken,
     writer: tokio::task::JoinHandle<()>,
 }
@@ -38,6 +41,7 @@ impl World {
         let features = watch::Sender::new(Some(ServerFeatures { counters: believed, taints: true }));
         let leading = watch::Sender::new(leads);
         let client = server.client();
+        let metrics = Metrics::default();
         let writer = Writer {
             client: client.clone(),
             driver: DRIVER.into(),
@@ -45,10 +49,11 @@ impl World {
             features: features.clone(),
             leading: leading.subscribe(),
             reporter: Reporter::new(client, "test"),
+            metrics: metrics.clone(),
         };
         let stop = CancellationToken::new();
         let writer = tokio::spawn(writer.run(stop.clone()));
-        World { server, index, features, leading, stop, writer }
+        World { server, index, features, leading, metrics, stop, writer }
     }
 
     fn apply<T>(&self, object: T)
@@ -376,6 +381,69 @@ async fn failures_are_made_good() {
         world.until("published", offers(28)).await;
         assert_eq!(world.server.state().pool("n")[..2], ["gpu-03-00-0", "gpu-04-00-0"]);
     }
+}
+
+/// What was written, and what was not, is counted; what there is, is read.
+#[tokio::test(start_paused = true)]
+async fn writes_are_counted() {
+    let world = World::new(Counters::Separate, Counters::Separate);
+    let metrics = || {
+        let seen = Seen { index: world.index.clone(), leading: world.leading.subscribe() };
+        let mut text = String::new();
+        encode(&mut text, &world.metrics.registry(&seen)).unwrap();
+        text
+    };
+    let counted = |lines: &[&str]| {
+        let metrics = metrics();
+        for line in lines {
+            assert!(metrics.contains(&format!("\n{line}\n")), "{line}: {metrics}");
+        }
+    };
+    world.server.state().failures = vec![true];
+    world.node(vec![gpu("h100-80gb", 1), gpu("l40s", 2)]);
+    world.until("published", offers(27)).await;
+    counted(&[
+        "kerf_slice_writes_total{verb=\"create\",result=\"ok\"} 3",
+        "kerf_slice_writes_total{verb=\"create\",result=\"error\"} 1",
+        "kerf_slice_writes_total{verb=\"update\",result=\"ok\"} 0",
+        "kerf_errors_total{class=\"unavailable\"} 1",
+        "kerf_errors_total{class=\"refused\"} 0",
+        "kerf_slices 3",
+        "kerf_nodes{state=\"live\"} 1",
+        "kerf_leader 1",
+    ]);
+
+    // Somebody else changes a slice between the look and the write.
+    let name = "n-gpu.nvidia.com-001-gpu-02-00-0";
+    {
+        let mut server = world.server.state();
+        server.resource_version += 1;
+        let version = server.resource_version.to_string();
+        server.slices.get_mut(name).unwrap().metadata.resource_version = Some(version);
+    }
+    let mut changed = gpu("l40s", 2);
+    changed.product = "Another".into();
+    world.plugin(node("n", vec![gpu("h100-80gb", 1), changed]));
+    world.live(1).await;
+    world.relist();
+    world.until("written", |server| server.writes.contains(&format!("update {name}"))).await;
+    let conflicts = metrics();
+    let conflicts = conflicts.lines().find_map(|line| {
+        line.strip_prefix("kerf_slice_writes_total{verb=\"update\",result=\"conflict\"} ")?.parse::<u64>().ok()
+    });
+    assert!(conflicts.is_some_and(|conflicts| conflicts >= 1), "{conflicts:?}");
+    counted(&["kerf_errors_total{class=\"unavailable\"} 1", "kerf_errors_total{class=\"refused\"} 0"]);
+
+    world.apply(lease("n", "", Timestamp::now()));
+    world.until("withdrawn", |server| server.slices.is_empty()).await;
+    world.leading.send_replace(false);
+    counted(&[
+        "kerf_slice_writes_total{verb=\"delete\",result=\"ok\"} 3",
+        "kerf_slices 0",
+        "kerf_nodes{state=\"live\"} 0",
+        "kerf_nodes{state=\"stopped\"} 1",
+        "kerf_leader 0",
+    ]);
 }
 
 /// Many nodes are written at the same time, each in its own order.

@@ -106,8 +106,12 @@ async fn down(state: &std::path::Path) -> Result<()> {
     let Ok(pid) = std::fs::read_to_string(&file) else { return Ok(()) };
     if is_ours(&pid) {
         std::process::Command::new("kill").arg(&pid).status().context("cannot run kill")?;
-        eventually(&format!("process {pid} ends"), Duration::from_secs(30), async || Ok((!is_ours(&pid)).then_some(())))
-            .await?;
+        eventually(
+            &format!("process {pid} ends"),
+            Duration::from_secs(30),
+            async || Ok((!is_ours(&pid)).then_some(())),
+        )
+        .await?;
     }
     std::fs::remove_file(&file)?;
     Ok(())

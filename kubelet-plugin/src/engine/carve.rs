@@ -6,7 +6,7 @@ use kerf_nvml::{Code, ComputeInstance, Error, GpuInstance};
 use super::errors::ReleaseError;
 use super::gpu::LiveGpu;
 use super::record::{PartitionRecord, PartitionState, Phase};
-use super::{DeviceName, Engine, GpuError, Ledger, PrepareError, Step, busy};
+use super::{DeviceName, Engine, GpuError, Ledger, PrepareError, Step, busy, spans};
 
 /// A partition that is in place.
 #[derive(Clone, Copy, Debug)]
@@ -156,6 +156,7 @@ impl Engine {
         if !partition.may_be_on_gpu() {
             return Ok(());
         }
+        let _span = spans::device_span(&partition.device).entered();
         if let Some(gpu) = self.find_gpu_if_present(partition.device.gpu())? {
             let live = self.live_instances(&gpu)?;
             self.check_listed(&gpu, partition, &live)?;

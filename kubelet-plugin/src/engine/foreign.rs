@@ -8,7 +8,7 @@ use super::errors::ReleaseError;
 use super::gpu::LiveGpu;
 use super::locks::BACKGROUND_PATIENCE;
 use super::record::{PartitionState, Phase, Record};
-use super::{DeviceName, Engine, GpuError, Ledger, PrepareError, busy};
+use super::{DeviceName, Engine, GpuError, Ledger, PrepareError, busy, spans};
 
 /// What to do about GPU instances that no claim explains. One with processes is never destroyed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -58,7 +58,7 @@ impl Engine {
         partition.gpu_instance = Some(stranger.id);
         partition.kept = is_kept;
         partition.kept_compute = is_kept && !compute.is_empty();
-        tracing::info!(device = %partition.device, gpu_instance = stranger.id, is_kept, "foreign instance taken");
+        tracing::info!(gpu_instance = stranger.id, is_kept, "foreign instance taken");
         let device = partition.device.clone();
         ledger.record.phase = Phase::Preparing;
         ledger.save()?;
@@ -81,7 +81,7 @@ impl Engine {
             if self.foreign == ForeignPolicy::Keep || self.complete_records().is_none() {
                 return Err(foreign(None));
             }
-            tracing::info!(%device, gpu_instance = stranger.id, "foreign instance in the way destroyed");
+            tracing::info!(gpu_instance = stranger.id, "foreign instance in the way destroyed");
             self.destroy(gpu, device, stranger.id).map_err(|error| match error {
                 ReleaseError::Busy { users, .. } => foreign(Some(users)),
                 ReleaseError::Gpu(error) => error.into(),
@@ -106,6 +106,7 @@ impl Engine {
     }
 
     fn sweep_gpu(&self, address: PciAddress) -> Vec<RemovedForeign> {
+        let _span = spans::gpu_span(address).entered();
         let holder = "the removal of foreign instances";
         let Ok(_gpu) = self.lock_gpus(&[address].into(), holder, Instant::now() + BACKGROUND_PATIENCE) else {
             return Vec::new();
@@ -114,7 +115,7 @@ impl Engine {
         let (gpu, strangers) = match strangers {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(gpu = %address, %error, "foreign instances stay");
+                tracing::warn!(%error, "foreign instances stay");
                 return Vec::new();
             }
         };
@@ -122,7 +123,7 @@ impl Engine {
         for instance in strangers {
             match self.destroy(&gpu, &DeviceName::whole(address), instance.id) {
                 Ok(()) => removed.push(RemovedForeign { gpu: address, instance }),
-                Err(error) => tracing::info!(gpu = %address, %error, "a foreign instance stays"),
+                Err(error) => tracing::info!(%error, "a foreign instance stays"),
             }
         }
         removed

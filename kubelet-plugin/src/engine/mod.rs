@@ -29,6 +29,7 @@ mod prepare;
 mod reconcile;
 mod record;
 mod recover;
+mod spans;
 mod steps;
 mod stuck;
 mod unprepare;
@@ -50,7 +51,8 @@ use errors::LoadError;
 pub use errors::{GpuError, JournalError, LockError, OpenError, PrepareError, ReleaseError, SpecError, UnprepareError};
 pub use foreign::{ForeignPolicy, RemovedForeign};
 pub use journal_file::JournalFile;
-pub use steps::{NoWatch, Step, Watch};
+pub use spans::claim_span;
+pub use steps::{Lock, NoWatch, Step, Watch};
 pub use stuck::{Condemned, Released, Retried};
 
 use epoch::Epoch;
@@ -122,6 +124,7 @@ impl Engine {
             gpus: KnownGpus::default(),
         };
         for uid in engine.journal.unusable()? {
+            let _span = claim_span(&uid, "", "").entered();
             // Who holds the claim's lock now sets the file aside himself.
             if let Ok(_claim) = engine.lock_claim(&uid, "the start of the plugin", Instant::now()) {
                 let unknown = engine.journal.load(&uid).err();
@@ -151,17 +154,23 @@ impl Engine {
     }
 
     /// Takes a step under the eyes of the watch.
-    fn step<T>(&self, step: Step, take: impl FnOnce() -> T) -> T {
+    fn step<T, E: fmt::Display>(&self, step: Step, take: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let _span = spans::step_span(step).entered();
         self.watch.before(step);
         let started = Instant::now();
-        let done = take();
-        tracing::debug!(?step, us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
-        self.watch.after(step);
-        done
+        let taken = take();
+        let took = started.elapsed();
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        match &taken {
+            Ok(_) => tracing::debug!(us, "step taken"),
+            Err(error) => tracing::info!(us, %error, "step failed"),
+        }
+        self.watch.after(step, took);
+        taken
     }
 
     fn lock_claim(&self, uid: &str, holder: &str, deadline: Instant) -> Result<Guard<'_>, LockError> {
-        self.locks.acquire_temporary(&format!("claim-{uid}"), holder, deadline)
+        self.wait(Lock::Claim, || self.locks.acquire_temporary(&format!("claim-{uid}"), holder, deadline))
     }
 
     /// Locks GPUs in the order of their addresses: whoever locks several does it in this order, so no two wait for each
@@ -172,7 +181,16 @@ impl Engine {
         holder: &str,
         deadline: Instant,
     ) -> Result<Vec<Guard<'_>>, LockError> {
-        gpus.iter().map(|gpu| self.locks.acquire(&DeviceName::whole(*gpu).to_string(), holder, deadline)).collect()
+        let lock = |gpu| self.locks.acquire(&DeviceName::whole(gpu).to_string(), holder, deadline);
+        gpus.iter().map(|gpu| self.wait(Lock::Gpu, || lock(*gpu))).collect()
+    }
+
+    /// Waits for a lock under the eyes of the watch.
+    fn wait<T>(&self, lock: Lock, acquire: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let acquired = acquire();
+        self.watch.waited(lock, started.elapsed());
+        acquired
     }
 }
 
@@ -226,7 +244,7 @@ impl<'a> Ledger<'a> {
     /// too much rather than too little.
     fn save_if_possible(&mut self) {
         if let Err(error) = self.save() {
-            tracing::warn!(claim.uid = self.record.claim.uid, %error, "the journal is out of date");
+            tracing::warn!(%error, "the journal is out of date");
         }
     }
 

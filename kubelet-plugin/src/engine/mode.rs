@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use kerf_nvml::{Code, Error, MigMode, MigModes, PciAddress};
 
 use super::gpu::LiveGpu;
-use super::{DeviceName, Engine, GpuError, PrepareError, Step, busy};
+use super::{DeviceName, Engine, GpuError, PrepareError, Step, busy, spans};
 
 impl Engine {
     /// Sees to it that MIG is on. Returns the GPU as it is then: its handle and minor number may have changed.
@@ -40,6 +40,7 @@ impl Engine {
     /// Switches MIG off again when nothing is left on the GPU, so that it is as it was found: users outside of
     /// Kubernetes expect it off. That it fails is no error, the next claim for the whole GPU tries again.
     pub(super) fn settle_mode(&self, gpu: &LiveGpu) {
+        let _span = spans::gpu_span(gpu.address).entered();
         let settle = || -> Result<(), PrepareError> {
             let on = matches!(self.mig_modes(gpu)?, Some(MigModes { current: MigMode::Enabled, .. }));
             if on && gpu.switchable && self.live_instances(gpu)?.is_empty() {
@@ -48,7 +49,7 @@ impl Engine {
             Ok(())
         };
         if let Err(error) = settle() {
-            tracing::warn!(gpu = %gpu.address, %error, "MIG mode stays on");
+            tracing::warn!(%error, "MIG mode stays on");
         }
     }
 
@@ -91,7 +92,7 @@ impl Engine {
             return;
         }
         if let Err(error) = self.set_mode(&gpu, current) {
-            tracing::warn!(gpu = %address, %error, "the pending MIG mode stays");
+            tracing::warn!(%error, "the pending MIG mode stays");
         }
     }
 

@@ -13,7 +13,7 @@ use super::driver_files::{DriverFiles, Node};
 use super::gpu::LiveGpu;
 use super::holders::{self, Extent, Hold};
 use super::record::{AllocationResult, PartitionRecord, Phase, Record};
-use super::{Claim, DeviceName, Engine, Ledger, PrepareError, PreparedDevice, SpecError, Step, busy, is_uid};
+use super::{Claim, DeviceName, Engine, Ledger, PrepareError, PreparedDevice, SpecError, Step, busy, is_uid, spans};
 
 /// What has to be done for one device. A device that several results name is done once.
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ impl Engine {
         for gpu in gpus {
             match self.find_gpu_if_present(gpu) {
                 Ok(gpu) => gpu.iter().for_each(|gpu| self.settle_mode(gpu)),
-                Err(error) => tracing::warn!(%gpu, %error, "MIG mode stays as it is"),
+                Err(error) => tracing::warn!(gpu = %DeviceName::whole(gpu), %error, "MIG mode stays as it is"),
             }
         }
     }
@@ -178,6 +178,7 @@ impl Preparation<'_> {
     /// Profile and placement behind a partition's name. Some drivers tell them only while MIG is on: then it is switched
     /// on, if `holds` are given and nobody holds the whole GPU.
     fn cut(&mut self, device: &DeviceName, holds: Option<&[Hold]>) -> Result<Cut, PrepareError> {
+        let _span = spans::device_span(device).entered();
         let engine = self.engine;
         let mut gpu = engine.find_gpu(device.gpu())?;
         let mut geometry = engine.geometry(&gpu)?;
@@ -234,6 +235,7 @@ impl Preparation<'_> {
     fn establish(&mut self, plan: &Plan) -> Result<DeviceNodes, PrepareError> {
         let engine = self.engine;
         let device = &plan.device;
+        let _span = spans::device_span(device).entered();
         let mut gpu = engine.find_gpu(device.gpu())?;
         let carved = match plan.work {
             Work::LookAtGpu => None,

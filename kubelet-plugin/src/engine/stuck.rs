@@ -86,14 +86,15 @@ impl Engine {
         // It may have been prepared again, or finished, since it was listed.
         let known = Ledger::load(self, uid).ok().flatten();
         let Some(ledger) = known.filter(|ledger| ledger.record.condemned) else { return false };
+        let _span = ledger.record.span().entered();
         match self.release_known(ledger, deadline) {
             Ok(Released::Gone) => true,
             Ok(Released::Condemned(Condemned { why, .. })) => {
-                tracing::debug!(claim.uid = uid, why, "still condemned");
+                tracing::debug!(why, "still condemned");
                 false
             }
             Err(error) => {
-                tracing::warn!(claim.uid = uid, %error, "still condemned");
+                tracing::warn!(%error, "still condemned");
                 false
             }
         }

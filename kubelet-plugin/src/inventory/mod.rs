@@ -36,6 +36,8 @@ pub struct Inventory {
     pub status: GpuNodeStatus,
     /// The devices that claims hold here.
     pub held: Vec<HeldDevice>,
+    /// Every claim that has something here, by UID; `None` where they cannot be known.
+    pub claims: Option<BTreeMap<String, ClaimState>>,
     /// Whether NVML is to be opened anew before the next reading: it failed on something, and a lost GPU or a reloaded
     /// driver is seen again only by a new session.
     pub suspect: bool,
@@ -50,6 +52,19 @@ pub struct HeldDevice {
     pub gpu: String,
 }
 
+/// How far a claim has got on this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimState {
+    /// Everything is in place.
+    Prepared,
+    /// It is being prepared or released, or either was cut off or has failed.
+    Unfinished,
+    /// Its release has left something so far.
+    Stuck,
+    /// It is released, and something of it is left all the same.
+    Condemned,
+}
+
 /// Gives the claims that hold devices at the time of asking, or says why they cannot be known.
 pub type Holding<'a> = dyn Fn() -> Result<Vec<PreparedClaim>, String> + 'a;
 
@@ -59,6 +74,7 @@ pub fn read(nvml: &dyn Nvml, host: &Host, holding: &Holding<'_>) -> Inventory {
         Ok(claims) => claims,
         Err(error) => return nothing(host, format!("nothing is offered: {error}")),
     };
+    let states = Some(claims.iter().map(|claim| (claim.uid.clone(), ClaimState::of(claim))).collect());
     let names = claims.iter().filter(|claim| !claim.condemned).flat_map(|claim| &claim.devices);
     let held = names
         .filter_map(|name| name.parse::<DeviceName>().ok())
@@ -68,7 +84,7 @@ pub fn read(nvml: &dyn Nvml, host: &Host, holding: &Holding<'_>) -> Inventory {
         (Ok(driver_version), Ok(cuda), Ok(count)) => (driver_version, cuda, count),
         (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
             let nothing = nothing(host, format!("nothing is offered, the NVIDIA driver does not answer: {error}"));
-            return Inventory { held, suspect: true, ..nothing };
+            return Inventory { held, claims: states, suspect: true, ..nothing };
         }
     };
     let common = attributes::common(&driver_version, cuda);
@@ -107,7 +123,7 @@ pub fn read(nvml: &dyn Nvml, host: &Host, holding: &Holding<'_>) -> Inventory {
         gpus,
         ..GpuNodeStatus::default()
     };
-    Inventory { status, held, suspect }
+    Inventory { status, held, claims: states, suspect }
 }
 
 /// What there is to say of a node whose GPUs are out of reach.
@@ -119,4 +135,29 @@ pub fn nothing(host: &Host, why: String) -> Inventory {
         ..GpuNodeStatus::default()
     };
     Inventory { status, ..Inventory::default() }
+}
+
+impl ClaimState {
+    /// All there are.
+    pub const ALL: [ClaimState; 4] =
+        [ClaimState::Prepared, ClaimState::Unfinished, ClaimState::Stuck, ClaimState::Condemned];
+
+    fn of(claim: &PreparedClaim) -> ClaimState {
+        match claim {
+            PreparedClaim { condemned: true, .. } => ClaimState::Condemned,
+            PreparedClaim { stuck: true, .. } => ClaimState::Stuck,
+            PreparedClaim { complete: true, .. } => ClaimState::Prepared,
+            _ => ClaimState::Unfinished,
+        }
+    }
+
+    /// What metrics call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ClaimState::Prepared => "prepared",
+            ClaimState::Unfinished => "unfinished",
+            ClaimState::Stuck => "stuck",
+            ClaimState::Condemned => "condemned",
+        }
+    }
 }

@@ -9,7 +9,6 @@
 mod decision;
 
 use std::collections::{BTreeSet, HashMap};
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,13 +16,16 @@ use futures::{StreamExt as _, stream};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 pub use decision::{Decision, GRACE, Gone, Standing, decide};
 
 use crate::claim::{self, ClaimRef, ClaimSource, SourceError};
 use crate::dra::blocking;
-use crate::engine::{Condemned, PreparedClaim, Released, RemovedForeign, Retried};
+use crate::engine::{Condemned, DeviceName, PreparedClaim, Released, RemovedForeign, Retried};
 use crate::events::Events;
+use crate::failure::Failure;
+use crate::metrics::Metrics;
 
 /// How often the node is compared.
 pub const ROUND: Duration = Duration::from_secs(60);
@@ -34,29 +36,26 @@ pub const RETRY: Duration = Duration::from_secs(10);
 /// How many claims are asked for at a time.
 const CONCURRENT: usize = 8;
 
-/// What went wrong on the node.
-pub type NodeError = Box<dyn Error + Send + Sync>;
-
 /// What a reconcile needs of the node. All of it blocks, except [`Node::has_condemned`].
 pub trait Node: Send + Sync + 'static {
     /// Every claim of which there is anything here.
-    fn known_claims(&self) -> Result<Vec<PreparedClaim>, NodeError>;
+    fn known_claims(&self) -> Result<Vec<PreparedClaim>, Failure>;
 
     /// Releases a claim, if it is still gone when it is locked; `None` when nothing was done.
     fn release_left_behind(
         &self,
         claim_uid: &str,
         is_still_gone: &dyn Fn() -> bool,
-    ) -> Result<Option<Released>, NodeError>;
+    ) -> Result<Option<Released>, Failure>;
 
     /// Removes instances that no claim explains, where the policy says so.
-    fn sweep_foreign(&self) -> Result<Vec<RemovedForeign>, NodeError>;
+    fn sweep_foreign(&self) -> Result<Vec<RemovedForeign>, Failure>;
 
     /// Whether a claim may be condemned.
     fn has_condemned(&self) -> bool;
 
     /// Tries to remove what condemned claims have left.
-    fn retry_condemned(&self) -> Result<Retried, NodeError>;
+    fn retry_condemned(&self) -> Result<Retried, Failure>;
 }
 
 /// Compares one node.
@@ -71,6 +70,8 @@ pub struct Reconciler<S, N> {
     pub node_name: String,
     /// Where a person is told what was removed.
     pub events: Events,
+    /// Where failures are counted.
+    pub metrics: Metrics,
 }
 
 /// Compares at once and then every [`ROUND`], until `shutdown`.
@@ -99,7 +100,7 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
             Ok(claims) => claims,
             Err(error) => {
                 // Without a driver there is nothing to compare; the inventory says so.
-                tracing::debug!(error, "not compared with the API server");
+                tracing::debug!(%error, "not compared with the API server");
                 return;
             }
         };
@@ -109,15 +110,18 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
                 Decision::Leave | Decision::Ignore => {}
                 Decision::Wait(since) => {
                     let seconds = since.elapsed().as_secs();
-                    tracing::info!(claim.uid, claim.name, seconds, "the claim is gone, and not released yet");
+                    claim.span().in_scope(|| tracing::info!(seconds, "the claim is gone, and not released yet"));
                 }
-                Decision::Release => self.release(claim).await,
+                Decision::Release => {
+                    let span = claim.span();
+                    self.release(claim).instrument(span).await;
+                }
             }
         }
         let node = Arc::clone(&self.node);
         match blocking(move || node.sweep_foreign()).await {
             Ok(removed) => removed.iter().for_each(|removed| self.tell_swept(removed)),
-            Err(error) => tracing::warn!(error, "foreign instances are not looked for"),
+            Err(error) => tracing::warn!(%error, "foreign instances are not looked for"),
         }
     }
 
@@ -136,7 +140,8 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
             match standing {
                 Ok(standing) => standings.push((claim, standing)),
                 Err(error) => {
-                    tracing::warn!(claim.uid, claim.name, %error, "nobody knows whether the claim is still there");
+                    let span = claim.span();
+                    span.in_scope(|| tracing::warn!(%error, "nobody knows whether the claim is still there"));
                     if error.is_outage() {
                         break;
                     }
@@ -190,18 +195,20 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
         match released.await {
             Ok(Some(Released::Gone)) => {
                 let message = format!("{whose} is gone, and nobody had released it: removed {}", devices(&claim));
-                tracing::warn!(claim.uid, claim.name, what = message, "left behind");
+                tracing::warn!(what = message, "left behind");
                 self.events.node("ClaimLeftBehind", &message);
             }
             Ok(Some(Released::Condemned(Condemned { why, .. }))) => {
                 let message =
                     format!("{whose} is gone, and nobody had released it; what it used is not free yet: {why}");
-                tracing::warn!(claim.uid, claim.name, what = message, "left behind");
+                tracing::warn!(what = message, "left behind");
                 self.events.node("ClaimLeftBehind", &message);
             }
-            Ok(None) => tracing::debug!(claim.uid, "left to the next round"),
-            Err(error) => {
-                tracing::warn!(claim.uid, claim.name, error, "gone, and not released: left to the next round");
+            Ok(None) => tracing::debug!("left to the next round"),
+            Err(failure) => {
+                self.metrics.failed(failure.class);
+                let class = failure.class.name();
+                tracing::warn!(error = %failure, class, "gone, and not released: left to the next round");
             }
         }
     }
@@ -215,11 +222,11 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
             Ok(Retried { removed, .. }) => {
                 for claim in removed {
                     let message = format!("what {} had left is removed: {}", claim.whose(), devices(&claim));
-                    tracing::info!(claim.uid, claim.name, what = message, "condemned no more");
+                    claim.span().in_scope(|| tracing::info!(what = message, "condemned no more"));
                     self.events.node("InstanceRemoved", &message);
                 }
             }
-            Err(error) => tracing::debug!(error, "condemned claims are not tried"),
+            Err(error) => tracing::debug!(%error, "condemned claims are not tried"),
         }
     }
 
@@ -229,6 +236,7 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
              this node runs with --foreign-instances=delete",
             instance.id, instance.placement.start, instance.placement.size
         );
+        let gpu = DeviceName::whole(*gpu);
         tracing::warn!(%gpu, gpu_instance = instance.id, what = message, "foreign instance removed");
         self.events.node("ForeignInstanceRemoved", &message);
     }

@@ -1,6 +1,6 @@
 //! The DRA service over a real socket, with claims from an API server in memory and a carver that does as it is told.
 
-use std::error::Error;
+use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,8 @@ use kerf_kubelet_plugin::claim::ApiClaims;
 use kerf_kubelet_plugin::dra::{Carver, Dra};
 use kerf_kubelet_plugin::engine::{Claim, PreparedDevice};
 use kerf_kubelet_plugin::events::{self, EventWriter};
+use kerf_kubelet_plugin::failure::{Class, Failure};
+use kerf_kubelet_plugin::metrics::Metrics;
 use kerf_kubelet_plugin::paths::Paths;
 use kerf_kubelet_plugin::registration::{self, KubeletVerdict};
 use kerf_kubelet_plugin::socket;
@@ -35,11 +37,11 @@ struct Stub {
 }
 
 impl Carver for Stub {
-    fn prepare(&self, claim: &Claim, deadline: Instant) -> Result<Vec<PreparedDevice>, Box<dyn Error + Send + Sync>> {
+    fn prepare(&self, claim: &Claim, deadline: Instant) -> Result<Vec<PreparedDevice>, Failure> {
         let left = deadline.saturating_duration_since(Instant::now());
         assert!(left < Duration::from_secs(45), "the kubelet waits no longer");
         match claim.name.as_str() {
-            "fails" => return Err(Box::from("the GPU is on fire:\npour water on it")),
+            "fails" => return Err(failure("the GPU is on fire:\npour water on it")),
             "panics" => panic!("a defect"),
             "hangs" => {
                 self.hanging.send(()).unwrap();
@@ -57,13 +59,17 @@ impl Carver for Stub {
         Ok(claim.devices.iter().map(prepared).collect())
     }
 
-    fn unprepare(&self, uid: &str, _: Instant) -> Result<(), Box<dyn Error + Send + Sync>> {
+    fn unprepare(&self, uid: &str, _: Instant) -> Result<(), Failure> {
         if uid == "busy" {
-            return Err(Box::from("in use by process 42"));
+            return Err(failure("in use by process 42"));
         }
         self.unprepared.lock().unwrap().push(uid.to_owned());
         Ok(())
     }
+}
+
+fn failure(message: &str) -> Failure {
+    Failure::new(Class::Gpu, &io::Error::other(message))
 }
 
 struct Plugin {
@@ -81,7 +87,7 @@ impl Plugin {
         let stub = Arc::new(Stub { hanging: sender, gate: Mutex::default(), unprepared: Mutex::default() });
         let (events, event_writer) = events::channel("node-1");
         let claims = ApiClaims::new(api.client());
-        let dra = Dra::new("gpu.nvidia.com", "node-1", claims, Arc::clone(&stub), events);
+        let dra = Dra::new("gpu.nvidia.com", "node-1", claims, Arc::clone(&stub), events, Metrics::default());
         let serving = Serving::start(Server::builder().add_service(dra.v1()).add_service(dra.v1beta1()));
         Plugin { api, stub, hanging, event_writer: Some(event_writer), serving }
     }

@@ -7,6 +7,7 @@ use kerf_api::{GpuOffer, MigPlacement, names};
 use kerf_kubelet_plugin::dra::Carver as _;
 use kerf_kubelet_plugin::driver::{Driver, DriverFiles};
 use kerf_kubelet_plugin::inventory::{Inventory, MIG_MODE_PENDING, UNREADABLE};
+use kerf_kubelet_plugin::metrics::Metrics;
 use kerf_kubelet_plugin::paths::Paths;
 use kerf_kubelet_plugin::{ForeignPolicy, events};
 use kerf_nvml::MigMode;
@@ -21,7 +22,7 @@ fn driver(node: &Node) -> (Driver, TempDir) {
     let files = DriverFiles { host_root: "/".into(), driver_root: Some(node.root()) };
     let (events, _writer) = events::channel("node-1");
     let changed = Arc::new(Notify::new());
-    (Driver::new(files, "gpu.nvidia.com", &paths, ForeignPolicy::Keep, events, changed), directory)
+    (Driver::new(files, "gpu.nvidia.com", &paths, ForeignPolicy::Keep, events, changed, Metrics::default()), directory)
 }
 
 /// Name, offer and reason of every GPU.

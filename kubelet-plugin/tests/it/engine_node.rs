@@ -329,7 +329,7 @@ impl Watch for Crash {
         self.moment(step, false);
     }
 
-    fn after(&self, step: Step) {
+    fn after(&self, step: Step, _: Duration) {
         self.moment(step, true);
     }
 }

@@ -28,7 +28,7 @@ struct Host {
 impl Host {
     async fn start(gpus: &str) -> Host {
         let node = Node::start(gpus);
-        let template = Plugin::spawn(&node.root()).await;
+        let template = Plugin::spawn(&node.root(), "error", &[]).await;
         let mut old = template.beside(OLD, &[]);
         old.register().await;
         holds_lease(&mut old).await;
@@ -264,7 +264,7 @@ async fn a_plugin_ends_as_it_is_told_to() {
 
 #[tokio::test]
 async fn a_path_that_is_too_long_is_said_at_once() {
-    let template = Plugin::spawn(Path::new("/")).await;
+    let template = Plugin::spawn(Path::new("/"), "error", &[]).await;
     let directory = template.directory.path();
     let long = directory.join("x".repeat(90));
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_kerf-kubelet-plugin"))

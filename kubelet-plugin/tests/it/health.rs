@@ -24,7 +24,7 @@ fn gpu(name: &str, withheld: Option<(&str, &str)>) -> Gpu {
 
 fn inventory(gpus: Vec<Gpu>, held: &[(&str, &str)]) -> Inventory {
     let held = held.iter().map(|(name, gpu)| HeldDevice { name: (*name).into(), gpu: (*gpu).into() }).collect();
-    Inventory { status: GpuNodeStatus { gpus, ..GpuNodeStatus::default() }, held, suspect: false }
+    Inventory { status: GpuNodeStatus { gpus, ..GpuNodeStatus::default() }, held, ..Inventory::default() }
 }
 
 async fn next(stream: &mut Streaming<NodeWatchResourcesResponse>) -> Vec<(String, HealthStatus, String)> {

@@ -19,6 +19,7 @@ mod handover;
 mod health;
 mod kill;
 mod model;
+mod observe;
 mod program;
 mod reconcile;
 mod registration;
@@ -26,5 +27,7 @@ mod reports;
 mod rpc;
 mod settings;
 mod stored;
+#[path = "../../../crates/telemetry/testing.rs"]
+mod testing;
 mod tracer;
 mod troubleshooting;

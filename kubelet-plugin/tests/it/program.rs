@@ -17,7 +17,7 @@ use kerf_proto::registration::registration_client::RegistrationClient;
 use kerf_proto::registration::{InfoRequest, RegistrationStatus};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 use crate::api_server::ApiServer;
 use crate::engine_node::Node;
@@ -29,21 +29,31 @@ pub(crate) struct Plugin {
     pub(crate) api: ApiServer,
     pub(crate) process: Child,
     pub(crate) paths: Paths,
+    /// Where it logs: not in the directory, of which every change counts.
+    pub(crate) log: NamedTempFile,
     arguments: Vec<OsString>,
+    level: &'static str,
     pub(crate) directory: Arc<TempDir>,
 }
 
 impl Plugin {
     /// Starts the program on a node whose driver is at `driver_root`, and registers it as the kubelet does.
     pub(crate) async fn start(driver_root: &Path) -> Plugin {
-        let mut plugin = Plugin::spawn(driver_root).await;
+        let mut plugin = Plugin::spawn(driver_root, "error", &[]).await;
         plugin.go();
         plugin.register().await;
         plugin
     }
 
+    /// The same before the kubelet finds it, with `level` as RUST_LOG and `more` arguments.
+    pub(crate) async fn begin(driver_root: &Path, level: &'static str, more: &[&str]) -> Plugin {
+        let mut plugin = Plugin::spawn(driver_root, level, more).await;
+        plugin.go();
+        plugin
+    }
+
     /// The program in a process that begins with [`Plugin::go`].
-    pub(crate) async fn spawn(driver_root: &Path) -> Plugin {
+    pub(crate) async fn spawn(driver_root: &Path, level: &'static str, more: &[&str]) -> Plugin {
         let directory = Arc::new(tempfile::tempdir().unwrap());
         let (kubelet, cdi) = (directory.path().join("kubelet"), directory.path().join("cdi"));
         let api = ApiServer::default();
@@ -58,20 +68,25 @@ impl Plugin {
             ("--kubeconfig", &kubeconfig),
         ];
         arguments.extend(paths.into_iter().flat_map(|(flag, path)| [OsString::from(flag), path.into()]));
-        let process = spawn(&arguments);
+        arguments.extend(more.iter().map(OsString::from));
+        let log = NamedTempFile::new().unwrap();
+        let process = spawn(&arguments, level, &log);
         let paths = Paths::new(&kubelet, &cdi, "gpu.nvidia.com");
-        Plugin { api, process, paths, arguments, directory }
+        Plugin { api, process, paths, log, arguments, level, directory }
     }
 
     /// Another pod on the same node; it is not registered.
     pub(crate) fn beside(&self, pod_uid: &str, more: &[&str]) -> Plugin {
         let mut arguments = self.arguments.clone();
         arguments.extend(["--pod-uid", pod_uid].iter().chain(more).map(OsString::from));
+        let log = NamedTempFile::new().unwrap();
         let mut plugin = Plugin {
             api: self.api.clone(),
-            process: spawn(&arguments),
+            process: spawn(&arguments, self.level, &log),
             paths: self.paths.clone().of_pod(pod_uid),
+            log,
             arguments,
+            level: self.level,
             directory: Arc::clone(&self.directory),
         };
         plugin.go();
@@ -80,7 +95,7 @@ impl Plugin {
 
     /// After the end of the program, another one, which begins with [`Plugin::go`].
     pub(crate) fn spawn_again(&mut self) {
-        self.process = spawn(&self.arguments);
+        self.process = spawn(&self.arguments, self.level, &self.log);
     }
 
     /// Lets a program begin that was just made.
@@ -104,6 +119,13 @@ impl Plugin {
         let registered = RegistrationStatus { plugin_registered: true, error: String::new() };
         kubelet.notify_registration_status(registered).await?;
         Ok(())
+    }
+
+    /// What the kubelet does when it does not want the plugin.
+    pub(crate) async fn refuse(&self) {
+        let mut kubelet = RegistrationClient::new(rpc::connect(&self.paths.registration_socket).await);
+        let refused = RegistrationStatus { plugin_registered: false, error: "no".to_owned() };
+        kubelet.notify_registration_status(refused).await.unwrap();
     }
 
     /// Waits until something holds, while the program runs.
@@ -187,18 +209,22 @@ impl Plugin {
 }
 
 /// The program in a process that waits for the end of its input before it begins.
-fn spawn(arguments: &[OsString]) -> Child {
+fn spawn(arguments: &[OsString], level: &str, log: &NamedTempFile) -> Child {
     Command::new("sh")
         .args(["-c", "read go; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kerf-kubelet-plugin")])
         .args(arguments)
-        .env("RUST_LOG", "error")
+        .env("RUST_LOG", level)
         .stdin(Stdio::piped())
+        .stderr(log.as_file().try_clone().unwrap())
         .spawn()
         .unwrap()
 }
 
 impl Drop for Plugin {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", std::fs::read_to_string(self.log.path()).unwrap_or_default());
+        }
         // Where a test has failed before the program ended.
         let _ = self.process.kill();
         let _ = self.process.wait();

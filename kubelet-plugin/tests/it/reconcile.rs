@@ -6,12 +6,18 @@ use std::time::Duration;
 use kerf_kubelet_plugin::claim::ApiClaims;
 use kerf_kubelet_plugin::engine::{PreparedClaim, Released, RemovedForeign, Retried};
 use kerf_kubelet_plugin::events;
-use kerf_kubelet_plugin::reconcile::{self, GRACE, Node, NodeError, ROUND, Reconciler};
+use kerf_kubelet_plugin::failure::Failure;
+use kerf_kubelet_plugin::metrics::Metrics;
+use kerf_kubelet_plugin::reconcile::{self, GRACE, Node, ROUND, Reconciler};
+use kerf_telemetry::log::JsonLines;
 use serde_json::{Value, json};
+use tempfile::NamedTempFile;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing_subscriber::layer::SubscriberExt as _;
 
 use crate::api_server::ApiServer;
+use crate::testing::lines;
 
 /// A node that knows these claims.
 #[derive(Default)]
@@ -25,11 +31,11 @@ struct Stub {
 }
 
 impl Node for Stub {
-    fn known_claims(&self) -> Result<Vec<PreparedClaim>, NodeError> {
+    fn known_claims(&self) -> Result<Vec<PreparedClaim>, Failure> {
         Ok(self.known.lock().unwrap().clone())
     }
 
-    fn release_left_behind(&self, uid: &str, is_still_gone: &dyn Fn() -> bool) -> Result<Option<Released>, NodeError> {
+    fn release_left_behind(&self, uid: &str, is_still_gone: &dyn Fn() -> bool) -> Result<Option<Released>, Failure> {
         if let Some(meanwhile) = self.meanwhile.lock().unwrap().take() {
             meanwhile();
         }
@@ -41,7 +47,7 @@ impl Node for Stub {
         Ok(Some(Released::Gone))
     }
 
-    fn sweep_foreign(&self) -> Result<Vec<RemovedForeign>, NodeError> {
+    fn sweep_foreign(&self) -> Result<Vec<RemovedForeign>, Failure> {
         *self.swept.lock().unwrap() += 1;
         Ok(Vec::new())
     }
@@ -50,7 +56,7 @@ impl Node for Stub {
         self.known.lock().unwrap().iter().any(|claim| claim.condemned)
     }
 
-    fn retry_condemned(&self) -> Result<Retried, NodeError> {
+    fn retry_condemned(&self) -> Result<Retried, Failure> {
         let mut tries = self.retried.lock().unwrap();
         *tries += 1;
         if *tries < 3 {
@@ -112,6 +118,7 @@ fn prepared(api: ApiServer, claims: &[PreparedClaim]) -> Reconciling {
         driver_name: "gpu.nvidia.com".into(),
         node_name: "node-1".into(),
         events,
+        metrics: Metrics::default(),
     };
     tokio::spawn(reconcile::run(reconciler, CancellationToken::new()));
     Reconciling { api, node }
@@ -159,6 +166,24 @@ async fn a_claim_that_is_gone_is_released_when_its_time_is_over() {
     assert!(events.iter().all(|event| event["reason"] == "ClaimLeftBehind"), "{events:?}");
     let message = events[0]["message"].as_str().unwrap();
     assert!(message.starts_with("claim team/") && message.ends_with("removed gpu-3b-00-0"), "{message}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_logged_about_a_claim_names_it() {
+    let log = NamedTempFile::new().unwrap();
+    let written = JsonLines::new(Mutex::new(log.reopen().unwrap()));
+    let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(written));
+    let running = start(&[known("deleted")]);
+    running.until_released("uid-of-deleted").await;
+    tokio::time::sleep(ROUND).await;
+
+    let lines = lines(&std::fs::read_to_string(log.path()).unwrap());
+    for message in ["the claim is gone, and not released yet", "left behind"] {
+        let about = lines.iter().find(|line| line["message"] == message);
+        let about = about.unwrap_or_else(|| panic!("{message}: {lines:#?}"));
+        let found = ["claim.uid", "claim.namespace", "claim.name"].map(|name| about[name].as_str());
+        assert_eq!(found, [Some("uid-of-deleted"), Some("team"), Some("deleted")], "{about}");
+    }
 }
 
 /// No container of an earlier boot lives, so there is nothing to wait for.

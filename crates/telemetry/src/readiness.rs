@@ -1,15 +1,9 @@
-//! Whether this process is ready, and what it still waits for.
+//! Whether a process is ready, and what it still waits for.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::Router;
-use axum::http::StatusCode;
-use axum::routing::get;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 /// Ready when nobody holds a [`Pending`] any more.
@@ -26,7 +20,7 @@ pub struct Pending {
 }
 
 impl Readiness {
-    /// Not ready before the returned guard is dropped. `what` is what is waited for.
+    /// Not ready before the returned guard is dropped. `what` is what is waited for; one guard at a time has that name.
     pub fn wait_for(&self, what: &'static str) -> Pending {
         self.pending.send_modify(|pending| {
             pending.insert(what);
@@ -58,22 +52,6 @@ impl Drop for Pending {
             info!(done = self.what, pending = left.join(", "), "not ready yet");
         }
     }
-}
-
-/// Serves `/healthz` (this process answers) and `/readyz` (it knows the cluster; else what is missing) until `stop`.
-///
-/// # Errors
-///
-/// When the address cannot be bound.
-pub async fn serve(address: SocketAddr, readiness: Readiness, stop: CancellationToken) -> std::io::Result<()> {
-    let listener = TcpListener::bind(address).await?;
-    info!(address = %listener.local_addr()?, "serving /healthz and /readyz");
-    let ready = async move || match readiness.pending() {
-        pending if pending.is_empty() => (StatusCode::OK, "ok\n".to_owned()),
-        pending => (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for: {}\n", pending.join(", "))),
-    };
-    let router = Router::new().route("/healthz", get(async || "ok\n")).route("/readyz", get(ready));
-    axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
 #[cfg(test)]
