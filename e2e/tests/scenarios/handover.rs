@@ -10,6 +10,7 @@ use kerf_e2e::{Claim, NodeFile, Program, Request, World, eventually, scenario, s
 use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
+use tokio::time::MissedTickBehavior;
 
 /// Pods in all, one a second; a longer run with `KERF_HANDOVER_PODS`.
 const PODS: usize = 45;
@@ -31,7 +32,9 @@ struct Update {
 
 #[tokio::test]
 async fn pods_come_and_go_while_the_plugin_is_updated() {
-    let node = NodeFile::new().gpus("h100-80gb", 2).latency(json!("real"));
+    // Long enough for a claim to be in work at any moment, and short enough for one a second on one GPU.
+    let latency = json!({ "nvmlDeviceCreateGpuInstanceWithPlacement": "300ms" });
+    let node = NodeFile::new().gpus("h100-80gb", 2).latency(latency);
     scenario("handover", node, async |world| {
         let pods = setting("KERF_HANDOVER_PODS", PODS)?;
         let slices = versions(world.published().await?);
@@ -39,6 +42,7 @@ async fn pods_come_and_go_while_the_plugin_is_updated() {
         let mut ending = Vec::new();
         let mut took = BTreeMap::new();
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for number in 0..pods {
             ticks.tick().await;
             world.run(&format!("pod-{number}"), &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
@@ -53,7 +57,9 @@ async fn pods_come_and_go_while_the_plugin_is_updated() {
                 && world.is_spoken_for_by(new).await?
             {
                 if *is_taken_back {
+                    // The kubelet is calling the one that is about to end: not just now.
                     std::mem::swap(other, &mut world.kerf.plugin);
+                    all_have_run(world, number + 1, &mut took).await?;
                 }
                 if let Some(other) = other.take() {
                     other.ask_to_end()?;
@@ -63,11 +69,7 @@ async fn pods_come_and_go_while_the_plugin_is_updated() {
             }
             ensure!(versions(world.slices().await?) == slices, "slices changed at pod {number}");
         }
-        eventually("all pods have run", Duration::from_secs(60), async || {
-            end_what_runs(world, &mut took).await?;
-            Ok((took.len() == pods).then_some(()))
-        })
-        .await?;
+        all_have_run(world, pods, &mut took).await?;
         ensure!(update.is_none() && ending.len() == pods.div_ceil(EVERY), "{} updates", ending.len());
         for mut plugin in ending {
             plugin.ended().await?;
@@ -86,6 +88,14 @@ async fn pods_come_and_go_while_the_plugin_is_updated() {
         sockets(world)
     })
     .await;
+}
+
+async fn all_have_run(world: &World, pods: usize, took: &mut BTreeMap<usize, i64>) -> Result<()> {
+    eventually("all pods have run", Duration::from_secs(60), async || {
+        end_what_runs(world, took).await?;
+        Ok((took.len() == pods).then_some(()))
+    })
+    .await
 }
 
 /// Deletes the pods that run, and notes how many seconds each took.
