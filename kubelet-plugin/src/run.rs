@@ -2,7 +2,7 @@
 //!
 //! At SIGTERM the claims in work are finished first: the kubelet cuts off what it waits for when it forgets a plugin. Then
 //! the registration socket goes, which is how it learns to forget this one, and with it the lease. What it sends before it
-//! has learned that is served. `HANDOVER.md` tells all of it, also with a second plugin beside this one.
+//! has learned that is served, or goes to another plugin if there is one. `HANDOVER.md` tells all of it.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -194,7 +194,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let sources = Sources { inventory, verdict: verdict.clone(), held };
     let publishing = publish(client.clone(), node_name.clone(), sources, lease.clone(), stands, deregister.clone());
     let publishing = tokio::spawn(publishing.instrument(info_span!("node_status")));
-    let leasing = hold(lease, standing, held_sender, end(paths, at_exit), deregister.clone());
+    let leasing = hold(lease, standing, held_sender, end(paths.clone(), at_exit), deregister.clone());
     let leasing = tokio::spawn(leasing.instrument(info_span!("lease")));
     let writing_events = tokio::spawn(event_writer.run(client).instrument(info_span!("events")));
     tracing::info!(node = node_name, driver = driver_name, socket = %dra_file.path().display(), "serving");
@@ -212,13 +212,21 @@ async fn serve(args: Args) -> Result<(), RunError> {
         tracing::info!(claims = work.len(), "stopping");
         finish("claims in work", DRAIN, work.wait()).await;
     }
-    deregister.cancel();
-    if early.is_none() && *verdict.borrow() == KubeletVerdict::Registered {
-        tokio::time::sleep(FORGET).await;
+    if early.is_none() && neighbours::is_any_alive(&paths).await {
+        // The kubelet calls another plugin as soon as it has lost its connection to this one.
+        drain.cancel();
+        finish("calls", DRAIN, &mut dra_server).await;
+        deregister.cancel();
+    } else {
+        // Else it has nobody to call: it is served until it knows that.
+        deregister.cancel();
+        if early.is_none() && *verdict.borrow() == KubeletVerdict::Registered {
+            tokio::time::sleep(FORGET).await;
+        }
+        drain.cancel();
     }
-    drain.cancel();
     finish("claims in work", DRAIN, work.wait()).await;
-    if early.is_none() {
+    if early.is_none() && !dra_server.is_finished() {
         finish("calls", CONNECT, dra_server).await;
     }
     for (what, task) in

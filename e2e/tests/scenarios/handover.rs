@@ -10,6 +10,7 @@ use kerf_e2e::{Claim, NodeFile, Part, Request, World, eventually, scenario, sett
 use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
+use tokio::time::MissedTickBehavior;
 
 /// Pods in all, one a second; a longer run with `KERF_HANDOVER_PODS`.
 const PODS: usize = 45;
@@ -25,13 +26,16 @@ const DELAY: i64 = 5;
 
 #[tokio::test]
 async fn pods_come_and_go_while_kerf_is_updated_and_taken_back() {
-    let node = NodeFile::new().gpus("h100-80gb", 2).latency(json!("real"));
+    // Long enough for a claim to be in work at any moment, and short enough for one a second on one GPU.
+    let latency = json!({ "nvmlDeviceCreateGpuInstanceWithPlacement": "300ms" });
+    let node = NodeFile::new().gpus("h100-80gb", 2).latency(latency);
     scenario("handover", node, async |world| {
         let pods = setting("KERF_HANDOVER_PODS", PODS)?;
         world.kerf.rolled_out(Part::Controller).await?;
         let slices = versions(world.published().await?);
         let mut took = BTreeMap::new();
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for number in 0..pods {
             ticks.tick().await;
             world.run(&format!("pod-{number}"), &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
@@ -48,11 +52,7 @@ async fn pods_come_and_go_while_kerf_is_updated_and_taken_back() {
             }
             ensure!(versions(world.slices().await?) == slices, "slices changed at pod {number}");
         }
-        eventually("all pods have run", Duration::from_secs(60), async || {
-            end_what_runs(world, &mut took).await?;
-            Ok((took.len() == pods).then_some(()))
-        })
-        .await?;
+        all_have_run(world, pods, &mut took).await?;
         for part in [Part::KubeletPlugin, Part::Controller] {
             world.kerf.rolled_out(part).await?;
         }
@@ -70,6 +70,14 @@ async fn pods_come_and_go_while_kerf_is_updated_and_taken_back() {
         sockets(world)
     })
     .await;
+}
+
+async fn all_have_run(world: &World, pods: usize, took: &mut BTreeMap<usize, i64>) -> Result<()> {
+    eventually("all pods have run", Duration::from_secs(60), async || {
+        end_what_runs(world, took).await?;
+        Ok((took.len() == pods).then_some(()))
+    })
+    .await
 }
 
 /// Deletes the pods that run, and notes how many seconds each took.

@@ -7,12 +7,18 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kerf_proto::dra::v1;
+use kerf_proto::dra::v1::dra_plugin_client::DraPluginClient;
+use kerf_proto::dra::v1::{
+    self, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use tonic::Status;
+use tonic::transport::Channel;
 
 use crate::engine_node::{GPU, H100, MIG_1G, MIG_3G, Node, SECOND, SECOND_1G, TWO_H100};
 use crate::program::{PATIENCE, Plugin};
+use crate::rpc;
 
 const OLD: &str = "00000000-0000-4000-8000-00000000001d";
 const NEW: &str = "00000000-0000-4000-8000-0000000000e1";
@@ -122,28 +128,58 @@ async fn two_that_prepare_the_same_claim_at_once_carve_it_once() {
     }
 }
 
-/// What a kubelet knows: it looks every second, and forgets a plugin whose registration socket is gone.
+/// A kubelet that is connected to both, and calls the new one when it has lost the old one.
 struct Kubelet<'a> {
-    old: &'a Plugin,
+    old: DraPluginClient<Channel>,
     new: &'a Plugin,
-    gone_since: Cell<Option<Instant>>,
+    calls_to_old: Cell<usize>,
+    has_lost_old: Cell<bool>,
 }
 
 impl Kubelet<'_> {
-    /// Whom to call: the old one, if that is wanted and it is known.
-    fn choose(&self, old: bool) -> &Plugin {
-        if !self.old.paths.registration_socket.exists() && self.gone_since.get().is_none() {
-            self.gone_since.set(Some(Instant::now()));
+    async fn connect<'a>(old: &Plugin, new: &'a Plugin) -> Kubelet<'a> {
+        let old = DraPluginClient::new(rpc::connect(&old.paths.dra_socket).await);
+        Kubelet { old, new, calls_to_old: Cell::new(0), has_lost_old: Cell::new(false) }
+    }
+
+    /// Whether the old one has taken the call. One that was never sent is none.
+    fn is_taken<T>(&self, answer: &Result<T, Status>) -> bool {
+        self.calls_to_old.set(self.calls_to_old.get() + 1);
+        let Err(status) = answer else { return true };
+        let lost = ["No such file", "Connection refused", "operation was canceled"];
+        let why = format!("{status:?}");
+        assert!(lost.iter().any(|lost| why.contains(lost)), "{why}");
+        self.has_lost_old.set(true);
+        false
+    }
+
+    async fn prepare(&self, claim: &v1::Claim, old: bool) -> NodePrepareResourceResponse {
+        if old && !self.has_lost_old.get() {
+            let request = NodePrepareResourcesRequest { claims: vec![claim.clone()] };
+            let answer = self.old.clone().node_prepare_resources(request).await;
+            if self.is_taken(&answer) {
+                return answer.unwrap().into_inner().claims.remove(&claim.uid).unwrap();
+            }
         }
-        let knows_old = self.gone_since.get().is_none_or(|since| since.elapsed() < Duration::from_secs(1));
-        if old && knows_old { self.old } else { self.new }
+        self.new.prepare(claim).await
+    }
+
+    async fn unprepare(&self, claim: &v1::Claim, old: bool) -> String {
+        if old && !self.has_lost_old.get() {
+            let request = NodeUnprepareResourcesRequest { claims: vec![claim.clone()] };
+            let answer = self.old.clone().node_unprepare_resources(request).await;
+            if self.is_taken(&answer) {
+                return answer.unwrap().into_inner().claims.remove(&claim.uid).unwrap().error;
+            }
+        }
+        self.new.unprepare(claim).await
     }
 
     async fn pod(&self, claim: &v1::Claim, prepares_old: bool) {
         let begun = Instant::now();
-        let prepared = self.choose(prepares_old).prepare(claim).await;
+        let prepared = self.prepare(claim, prepares_old).await;
         assert_eq!((prepared.error.as_str(), prepared.devices.len()), ("", 1), "{}", claim.name);
-        assert_eq!(self.choose(!prepares_old).unprepare(claim).await, "", "{}", claim.name);
+        assert_eq!(self.unprepare(claim, !prepares_old).await, "", "{}", claim.name);
         assert!(begun.elapsed() < Duration::from_secs(5), "{}: {:?}", claim.name, begun.elapsed());
     }
 }
@@ -158,7 +194,7 @@ async fn no_call_fails_while_the_old_one_ends() {
     let device = |number: usize| format!("gpu-{}-00-0-mig-1g10gb-{}", ["3b", "47"][number / 7 % 2], number % 7);
     let claims: Vec<v1::Claim> =
         (0..150).map(|number| host.old.claim_of(&format!("c{number}"), &[&device(number)])).collect();
-    let kubelet = Kubelet { old: &host.old, new: &new, gone_since: Cell::new(None) };
+    let kubelet = Kubelet::connect(&host.old, &new).await;
     let mut ticks = tokio::time::interval(Duration::from_secs(1) * AT_ONCE as u32 / 30);
     for (round, claims) in claims.chunks(AT_ONCE).enumerate() {
         ticks.tick().await;
@@ -170,7 +206,8 @@ async fn no_call_fails_while_the_old_one_ends() {
         })
         .await;
     }
-    assert!(kubelet.gone_since.get().is_some(), "it has ended meanwhile");
+    assert!(kubelet.has_lost_old.get(), "it has ended meanwhile");
+    assert!(kubelet.calls_to_old.get() >= 3 * AT_ONCE, "{} calls", kubelet.calls_to_old.get());
     assert!(host.old.ended().await.success());
     assert_eq!((host.node.live(GPU), host.node.live(SECOND)), (vec![], vec![]));
     assert_eq!(sockets(&new.paths), both_sockets(NEW).into());
@@ -199,7 +236,7 @@ async fn who_is_told_to_end_finishes_its_claims_before_it_is_forgotten() {
         assert!(Instant::now() < deadline, "it is not taken down");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // The kubelet looks every second, and sends what comes until then.
+    // The kubelet looks every second, and has nobody else to send what comes until then.
     host.node.ctl(&["latency", "nvmlDeviceCreateGpuInstanceWithPlacement=0"]);
     assert_eq!(host.old.unprepare(&claim).await, "");
     assert!(host.old.ended().await.success());
