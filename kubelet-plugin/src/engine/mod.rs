@@ -59,6 +59,9 @@ use locks::{Guard, Locks};
 use record::Record;
 use recover::Recovered;
 
+/// How the names of claims' locks begin.
+const CLAIM_LOCK: &str = "claim-";
+
 /// Where the engine keeps and finds its things.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -124,6 +127,7 @@ impl Engine {
             specs: SpecDir::new(cdi, kind),
             gpus: KnownGpus::default(),
         };
+        engine.locks.remove_leftovers(CLAIM_LOCK);
         for uid in engine.journal.unusable()? {
             // Who holds the claim's lock now sets the file aside himself.
             if let Ok(_claim) = engine.lock_claim(&uid, "the start of the plugin", Instant::now()) {
@@ -163,7 +167,7 @@ impl Engine {
     }
 
     fn lock_claim(&self, uid: &str, holder: &str, deadline: Instant) -> Result<Guard<'_>, LockError> {
-        self.locks.acquire_temporary(&format!("claim-{uid}"), holder, deadline)
+        self.locks.acquire_temporary(&format!("{CLAIM_LOCK}{uid}"), holder, deadline)
     }
 
     /// Locks GPUs in the order of their addresses: whoever locks several does it in this order, so no two wait for each

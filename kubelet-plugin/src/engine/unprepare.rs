@@ -72,7 +72,8 @@ impl Engine {
     }
 
     fn release(&self, ledger: &mut Ledger<'_>) -> Result<(), UnprepareError> {
-        ledger.record.adapt_to(&self.epoch());
+        // The epoch stays as it was: that no container of the claim lives is true of the next process, too.
+        ledger.record.forget_what_ended_before(&self.epoch());
         ledger.record.phase = Phase::Releasing;
         // A disk that is full keeps no pod: to remove a file needs no room, and what is on the GPU needs no journal to go.
         ledger.save_if_possible();
