@@ -128,7 +128,7 @@ impl Engine {
             gpus: KnownGpus::default(),
         };
         engine.locks.remove_leftovers(CLAIM_LOCK);
-        for uid in engine.journal.unusable()? {
+        for uid in engine.journal.read_first()? {
             // Who holds the claim's lock now sets the file aside himself.
             if let Ok(_claim) = engine.lock_claim(&uid, "the start of the plugin", Instant::now()) {
                 engine.journal.load(&uid);
@@ -142,7 +142,11 @@ impl Engine {
     /// # Errors
     /// When the journal directory cannot be read.
     pub fn prepared_claims(&self) -> Result<Vec<PreparedClaim>, JournalError> {
-        Ok(self.records()?.into_iter().map(|record| self.describe(record)).collect())
+        let records = match self.journal.take_first_reading() {
+            Some(records) => self.with_lost(records),
+            None => self.records()?,
+        };
+        Ok(self.describe_all(records))
     }
 
     /// The journal files that could not be used and were set aside since this was last asked: for a person to be told.

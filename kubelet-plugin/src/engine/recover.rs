@@ -24,7 +24,11 @@ pub(super) struct Recovered {
 impl Engine {
     /// The record of every claim: of those whose journal is lost, what their CDI file tells.
     pub(super) fn records(&self) -> Result<Vec<Record>, JournalError> {
-        let mut records = self.journal.load_all()?;
+        Ok(self.with_lost(self.journal.load_all()?))
+    }
+
+    /// The records of the journal, and those that stand for what is lost of it.
+    pub(super) fn with_lost(&self, mut records: Vec<Record>) -> Vec<Record> {
         let known: BTreeSet<_> = records.iter().map(|record| record.claim.uid.clone()).collect();
         let specs = self.specs.list().unwrap_or_else(|error| {
             tracing::warn!(%error, "journals that were set aside cannot be made up for");
@@ -33,7 +37,7 @@ impl Engine {
         // What is not known of a partition is held with all of its GPU.
         let recovered = specs.iter().filter(|uid| !known.contains(*uid)).filter_map(|uid| self.recover(uid));
         records.extend(recovered.map(|recovered| recovered.record));
-        Ok(records)
+        records
     }
 
     /// A claim's record from its CDI file alone; `None` without one.
