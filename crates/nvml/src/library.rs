@@ -105,6 +105,9 @@ fn unless<T>(codes: &[Code], answer: Result<T, Error>) -> Result<Option<T>, Erro
 /// What NVML says of something that this GPU, or this library, does not have.
 const ABSENT: [Code; 3] = [Code::NotSupported, Code::NotFound, Code::FunctionNotFound];
 
+/// What NVML says of the MIG mode of a GPU that has none.
+const WITHOUT_MIG: [Code; 2] = [Code::NotSupported, Code::FunctionNotFound];
+
 /// What NVML says of the placements of a profile that it describes for this product but does not offer.
 const NOT_OFFERED: [Code; 4] = [Code::NotSupported, Code::NotFound, Code::FunctionNotFound, Code::InvalidArgument];
 
@@ -159,6 +162,13 @@ impl Library {
         let mut seen = BTreeSet::new();
         infos.retain(|(_, info)| seen.insert(info.id));
         Ok(infos)
+    }
+
+    /// Whether the GPU can be cut: the second opinion on one that says it has no MIG mode. Only a GPU with MIG tells profiles,
+    /// and one in MIG mode tells them always (nvml.h: NOT_SUPPORTED "if device doesn't support MIG").
+    fn has_profiles(&self, device: Device) -> Result<bool, Error> {
+        let infos = unless(&[Code::InvalidArgument], self.gpu_instance_profile_infos(device))?;
+        Ok(infos.is_some_and(|infos| !infos.is_empty()))
     }
 
     /// The profiles as remembered, else asked for: a driver need not tell them all while MIG is off.
@@ -239,8 +249,18 @@ impl Nvml for Library {
     }
 
     fn mig_modes(&self, gpu: Gpu) -> Result<Option<MigModes>, Error> {
-        let modes = unless(&[Code::NotSupported, Code::FunctionNotFound], self.raw.mig_mode(self.device(gpu)?))?;
-        Ok(modes.map(|(current, pending)| MigModes { current: mig_mode(current), pending: mig_mode(pending) }))
+        let device = self.device(gpu)?;
+        match self.raw.mig_mode(device) {
+            Ok((current, pending)) => Ok(Some(MigModes { current: mig_mode(current), pending: mig_mode(pending) })),
+            Err(error) if WITHOUT_MIG.contains(&error.code) => {
+                if self.has_profiles(device)? {
+                    Err(error)
+                } else {
+                    Ok(None)
+                }
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn set_mig_mode(&self, gpu: Gpu, mode: MigMode) -> Result<(), Error> {
