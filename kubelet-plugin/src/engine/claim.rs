@@ -73,6 +73,8 @@ pub struct PreparedClaim {
     pub devices: Vec<String>,
     /// The instances that were carved for it and may be live.
     pub partitions: Vec<PreparedPartition>,
+    /// Its partitions of which nobody can tell yet what of them is on their GPU: the claim's journal was lost.
+    pub unplaced: Vec<DeviceName>,
 }
 
 /// An instance that was carved for a claim.
@@ -139,6 +141,7 @@ impl Record {
             complete: self.phase == Phase::Prepared,
             devices: self.results.iter().map(|result| result.device.to_string()).collect(),
             partitions: self.partitions.iter().filter_map(partition).collect(),
+            unplaced: self.unplaced().cloned().collect(),
             uid: self.claim.uid,
             namespace: self.claim.namespace,
             name: self.claim.name,

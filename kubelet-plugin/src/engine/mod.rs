@@ -197,29 +197,27 @@ struct Ledger<'a> {
     engine: &'a Engine,
     record: Record,
     saved: Option<Record>,
+    /// Why a partition is known by name only, see [`Engine::complete`].
+    missing: Option<GpuError>,
     /// The partitions whose creation was begun through this ledger, in order: what a failure of the call undoes.
     begun: Vec<DeviceName>,
 }
 
 impl<'a> Ledger<'a> {
     /// What is known of a claim: its journal, else what its CDI file tells, else `None`.
-    ///
-    /// # Errors
-    /// When a GPU has to be asked for what the CDI file does not tell, and does not answer.
-    fn load(engine: &'a Engine, uid: &str) -> Result<Option<Ledger<'a>>, GpuError> {
-        if let Some(record) = engine.journal.load(uid) {
-            return Ok(Some(Ledger { engine, saved: Some(record.clone()), record, begun: Vec::new() }));
+    fn load(engine: &'a Engine, uid: &str) -> Option<Ledger<'a>> {
+        if let Some(mut record) = engine.journal.load(uid) {
+            let saved = Some(record.clone());
+            let missing = engine.complete(&mut record);
+            return Some(Ledger { engine, record, saved, missing, begun: Vec::new() });
         }
-        match engine.recover(uid) {
-            None => Ok(None),
-            Some(Recovered { record, missing: None }) => Ok(Some(Ledger::new(engine, record))),
-            Some(Recovered { missing: Some(error), .. }) => Err(error),
-        }
+        let Recovered { record, missing } = engine.recover(uid)?;
+        Some(Ledger { missing, ..Ledger::new(engine, record) })
     }
 
     /// A record of which nothing is on disk.
     fn new(engine: &'a Engine, record: Record) -> Ledger<'a> {
-        Ledger { engine, record, saved: None, begun: Vec::new() }
+        Ledger { engine, record, saved: None, missing: None, begun: Vec::new() }
     }
 
     /// Makes the disk say what the record says.

@@ -69,6 +69,7 @@ impl PreparedClaim {
             earlier_boot: false,
             devices: Vec::new(),
             partitions: Vec::new(),
+            unplaced: Vec::new(),
         }
     }
 }

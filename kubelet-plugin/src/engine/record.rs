@@ -186,6 +186,14 @@ impl Record {
         self.driver_load = epoch.driver_load.or(self.driver_load);
     }
 
+    /// The partitions that it has by name only: its journal was lost, and the GPU has not told the rest yet.
+    pub(super) fn unplaced(&self) -> impl Iterator<Item = &DeviceName> {
+        let has_place = |device: &DeviceName| self.partitions.iter().any(|partition| partition.device == *device);
+        let partitions =
+            self.results.iter().filter(|result| !result.admin_access && result.device.as_partition().is_some());
+        partitions.map(|result| &result.device).filter(move |device| !has_place(device))
+    }
+
     /// `namespace/name (uid)`, for messages.
     pub(super) fn describe_claim(&self) -> String {
         let ClaimRef { uid, namespace, name, .. } = &self.claim;

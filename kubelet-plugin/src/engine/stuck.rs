@@ -84,7 +84,7 @@ impl Engine {
             return false;
         };
         // It may have been prepared again, or finished, since it was listed.
-        let known = Ledger::load(self, uid).ok().flatten();
+        let known = Ledger::load(self, uid);
         let Some(ledger) = known.filter(|ledger| ledger.record.condemned) else { return false };
         match self.release_known(ledger, deadline) {
             Ok(Released::Gone) => true,
