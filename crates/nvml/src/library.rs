@@ -105,9 +105,6 @@ fn unless<T>(codes: &[Code], answer: Result<T, Error>) -> Result<Option<T>, Erro
 /// What NVML says of something that this GPU, or this library, does not have.
 const ABSENT: [Code; 3] = [Code::NotSupported, Code::NotFound, Code::FunctionNotFound];
 
-/// What NVML says of the MIG mode of a GPU that has none.
-const WITHOUT_MIG: [Code; 2] = [Code::NotSupported, Code::FunctionNotFound];
-
 /// What NVML says of the placements of a profile that it describes for this product but does not offer.
 const NOT_OFFERED: [Code; 4] = [Code::NotSupported, Code::NotFound, Code::FunctionNotFound, Code::InvalidArgument];
 
@@ -252,13 +249,9 @@ impl Nvml for Library {
         let device = self.device(gpu)?;
         match self.raw.mig_mode(device) {
             Ok((current, pending)) => Ok(Some(MigModes { current: mig_mode(current), pending: mig_mode(pending) })),
-            Err(error) if WITHOUT_MIG.contains(&error.code) => {
-                if self.has_profiles(device)? {
-                    Err(error)
-                } else {
-                    Ok(None)
-                }
-            }
+            // A library that does not know MIG does not learn it.
+            Err(Error { code: Code::FunctionNotFound, .. }) => Ok(None),
+            Err(Error { code: Code::NotSupported, .. }) if !self.has_profiles(device)? => Ok(None),
             Err(error) => Err(error),
         }
     }
