@@ -52,6 +52,8 @@ lint: ## Formatting and lints, warnings denied
 	cargo fmt --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --workspace --test scenarios -- -D warnings
+	cargo fmt --check --manifest-path fuzz/Cargo.toml
+	cargo clippy --locked --manifest-path fuzz/Cargo.toml --no-default-features --all-targets -- -D warnings
 	cd e2e/cluster && test -z "$$(gofmt -l .)" && go vet ./...
 
 helm: $(HELM) ## Helm, into the cache

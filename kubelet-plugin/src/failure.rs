@@ -172,6 +172,7 @@ impl Classified for PrepareError {
             PrepareError::Gpu(error) => error.class(),
             PrepareError::Held { .. }
             | PrepareError::Condemned { .. }
+            | PrepareError::CondemnedUnseen { .. }
             | PrepareError::Foreign { .. }
             | PrepareError::ForeignInUse { .. }
             | PrepareError::ForeignCompute { .. }

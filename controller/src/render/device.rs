@@ -13,9 +13,10 @@ use crate::quantity;
 /// The most counters of one set.
 const MOST_COUNTERS: usize = 32;
 
-/// The most profiles of one GPU, and the most placements of a profile. The known products have 11 and 7 at most.
+/// The most profiles of one GPU, and the most placements of all of them, so that a GPU has two slices of devices at most. No
+/// known product has half of either.
 const MOST_PROFILES: usize = 64;
-const MOST_PLACEMENTS: usize = 32;
+const MOST_PLACEMENTS: usize = 127;
 
 type Counters = BTreeMap<String, Counter>;
 type Capacity = BTreeMap<String, DeviceCapacity>;
@@ -31,8 +32,9 @@ pub(super) struct Forms {
 /// grow with it.
 pub(super) fn geometry(gpu: &Gpu) -> Result<Geometry, &'static str> {
     let profiles = gpu.mig.as_ref().map_or(&[][..], |mig| &mig.profiles);
-    if profiles.len() > MOST_PROFILES || profiles.iter().any(|profile| profile.placements.len() > MOST_PLACEMENTS) {
-        return Err("partitions: there are more than 64 profiles, or more than 32 placements of one");
+    let placements = profiles.iter().map(|profile| profile.placements.len()).sum::<usize>();
+    if profiles.len() > MOST_PROFILES || placements > MOST_PLACEMENTS {
+        return Err("partitions: there are more than 64 profiles, or more than 127 placements of all of them");
     }
     Ok(Geometry::new(profiles.iter().map(profile).collect()))
 }
@@ -77,6 +79,12 @@ impl Exclusion {
 
     pub(super) fn set(&self) -> &CounterSet {
         &self.set
+    }
+
+    /// How many counters all partitions and the whole GPU draw from together.
+    pub(super) fn consumed_by_all(&self, geometry: &Geometry) -> usize {
+        let of_one = |offer| self.consumed_by(offer).iter().map(|drawn| drawn.counters.len()).sum::<usize>();
+        self.set.counters.len() + geometry.offers().into_iter().map(of_one).sum::<usize>()
     }
 
     fn consumed_by(&self, offer: Offer<'_>) -> Vec<DeviceCounterConsumption> {

@@ -21,6 +21,14 @@ use blocked::Blocks;
 use device::{Exclusion, Forms};
 pub use remark::Remark;
 
+/// The most GPUs of one node. The largest machines have 16; a node that reports more is not taken at its word, as each of them
+/// costs two slices.
+const MOST_GPUS: usize = 128;
+
+/// The most counters that all devices of a slice draw from together, where they are in one slice with the counters
+/// (Kubernetes 1.34, `ResourceSliceMaxDeviceCountersPerSlice`).
+const MOST_CONSUMED: usize = 1024;
+
 /// The most counter sets of one slice.
 const MOST_COUNTER_SETS: usize = 8;
 
@@ -59,7 +67,11 @@ pub fn render(driver: &str, gpu_node: &GpuNode, node_uid: &str, features: Server
     let status = gpu_node.status.as_ref().unwrap_or(&nothing);
     let node = gpu_node.name_any();
     let mut layout = Layout::new(driver, &node, node_uid, features);
-    for gpu in &status.gpus {
+    if status.gpus.len() > MOST_GPUS {
+        let more = format!("{} GPUs", status.gpus.len() - MOST_GPUS);
+        layout.leave_out(&more, "a node has 128 at most, and those that are reported first are offered");
+    }
+    for gpu in status.gpus.iter().take(MOST_GPUS) {
         layout.add(status, gpu);
     }
     layout.finish()
@@ -161,7 +173,9 @@ impl<'a> Layout<'a> {
             self.leave_out(&gpu.name, "partitions: they need more than the 32 counters that one set can hold");
             return None;
         };
-        if self.features.counters == Counters::Combined && geometry.offers().len() >= MOST_DEVICES {
+        let fits_one_slice =
+            || geometry.offers().len() < MOST_DEVICES && exclusion.consumed_by_all(geometry) <= MOST_CONSUMED;
+        if self.features.counters == Counters::Combined && !fits_one_slice() {
             self.leave_out(&gpu.name, "partitions: they are too many for the one slice that Kubernetes 1.34 allows");
             return None;
         }

@@ -418,6 +418,49 @@ fn more_devices_than_a_slice_holds() {
     assert_eq!(combined.remarks.len(), 1);
 }
 
+/// Kubernetes 1.34 allows 1024 counters that all devices of a slice draw from together.
+#[test]
+fn more_counters_than_a_slice_may_consume() {
+    let mut gpu = gpu("h100-80gb", 0x3b);
+    let mig = gpu.mig.as_mut().unwrap();
+    mig.profiles.truncate(1);
+    let wide = |(start, size)| MigPlacement { start, size };
+    for (placements, fits) in [(32, true), (33, false)] {
+        // Each draws from 31 counters, the whole GPU from 32: 1024 together with 32 of them.
+        mig.profiles = (0..placements)
+            .map(|id| kerf_api::MigProfile {
+                id,
+                name: format!("{id}g"),
+                placements: vec![wide((id % 2, 31))],
+                ..mig.profiles[0].clone()
+            })
+            .collect();
+        let node = node("node-1", vec![Gpu { mig: Some(mig.clone()), ..self::gpu("h100-80gb", 0x3b) }]);
+        for (counters, offered) in [(Counters::Separate, true), (Counters::Combined, fits)] {
+            let rendering = rendered(&node, counters);
+            let expected = if offered { (placements as usize + 1, 0) } else { (1, 1) };
+            assert_eq!(
+                (devices(&rendering.slices).len(), rendering.remarks.len()),
+                expected,
+                "{placements} {counters:?}"
+            );
+        }
+    }
+}
+
+/// Each GPU costs slices, so a node that reports more than any machine has is cut short, and told so.
+#[test]
+fn a_node_has_at_most_128_gpus() {
+    let gpus: Vec<_> = (0..=u8::MAX).map(|bus| gpu("h100-80gb", bus)).collect();
+    let just = rendered(&node("node-1", gpus[..128].to_vec()), Counters::Separate);
+    assert_eq!((just.slices.len(), just.remarks.len()), (128 + 16, 0));
+    let more = rendered(&node("node-1", gpus), Counters::Separate);
+    assert_eq!(more.slices, just.slices);
+    let [remark] = &more.remarks[..] else { panic!("{:?}", more.remarks) };
+    let said = "128 GPUs: left out: a node has 128 at most, and those that are reported first are offered";
+    assert_eq!(remark.to_string(), said);
+}
+
 /// The whole GPU takes every counter, so that it excludes each partition, and each partition excludes it.
 #[test]
 fn whole_gpu_takes_everything() {

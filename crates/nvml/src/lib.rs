@@ -62,7 +62,8 @@ pub trait Nvml: Send + Sync {
     /// Everything about a GPU that does not change while the driver is loaded.
     fn facts(&self, gpu: Gpu) -> Result<GpuFacts, Error>;
 
-    /// `nvmlDeviceGetMigMode`; `None` where the GPU has no MIG (NOT_SUPPORTED).
+    /// `nvmlDeviceGetMigMode`; `None` where the GPU has no MIG: it says NOT_SUPPORTED, and tells no profiles either. The same
+    /// answer of a GPU that tells profiles is an error: taken at its word, one in MIG mode would be handed out whole.
     fn mig_modes(&self, gpu: Gpu) -> Result<Option<MigModes>, Error>;
 
     /// `nvmlDeviceSetMigMode`. Fails when either the return value or the activation status says so: both are obeyed. After

@@ -161,6 +161,13 @@ impl Library {
         Ok(infos)
     }
 
+    /// Whether the GPU can be cut: the second opinion on one that says it has no MIG mode. Only a GPU with MIG tells profiles,
+    /// and one in MIG mode tells them always (nvml.h: NOT_SUPPORTED "if device doesn't support MIG").
+    fn has_profiles(&self, device: Device) -> Result<bool, Error> {
+        let infos = unless(&[Code::InvalidArgument], self.gpu_instance_profile_infos(device))?;
+        Ok(infos.is_some_and(|infos| !infos.is_empty()))
+    }
+
     /// The profiles as remembered, else asked for: a driver need not tell them all while MIG is off.
     fn instance_profiles(&self, gpu: Gpu, device: Device) -> Result<Arc<[InstanceProfile]>, Error> {
         if let Some(known) = lock(&self.profiles).get(&gpu) {
@@ -239,8 +246,14 @@ impl Nvml for Library {
     }
 
     fn mig_modes(&self, gpu: Gpu) -> Result<Option<MigModes>, Error> {
-        let modes = unless(&[Code::NotSupported, Code::FunctionNotFound], self.raw.mig_mode(self.device(gpu)?))?;
-        Ok(modes.map(|(current, pending)| MigModes { current: mig_mode(current), pending: mig_mode(pending) }))
+        let device = self.device(gpu)?;
+        match self.raw.mig_mode(device) {
+            Ok((current, pending)) => Ok(Some(MigModes { current: mig_mode(current), pending: mig_mode(pending) })),
+            // A library that does not know MIG does not learn it.
+            Err(Error { code: Code::FunctionNotFound, .. }) => Ok(None),
+            Err(Error { code: Code::NotSupported, .. }) if !self.has_profiles(device)? => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn set_mig_mode(&self, gpu: Gpu, mode: MigMode) -> Result<(), Error> {

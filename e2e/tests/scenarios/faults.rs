@@ -1,8 +1,10 @@
 //! What breaks around kerf: the node, the API server, the order of things.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::resource::v1::Device;
 use kerf_e2e::{Claim, NodeFile, Part, Pod, Request, World, eventually, scenario, setting};
 use kube::api::DeleteParams;
 
@@ -125,6 +127,71 @@ async fn a_device_of_a_force_deleted_pod_goes_to_one_claim_at_a_time() {
         world.nothing_is_left().await
     })
     .await;
+}
+
+/// A process outside of the pod uses the pod's slice, and does not end with it.
+#[tokio::test]
+async fn a_pod_ends_although_its_slice_stays_in_use() {
+    scenario("condemned", NodeFile::new().gpus("h100-80gb", 1), async |world| {
+        world.run_ready("busy", &Claim::of(&[Request::mig("gpu", "2g.20gb")])).await?;
+        let pod = world.pods().get("busy").await?;
+        let claims = pod.status.unwrap_or_default().resource_claim_statuses.unwrap_or_default();
+        let claim = claims.into_iter().find_map(|claim| claim.resource_claim_name).context("the pod has a claim")?;
+        let device = world.allocated("busy").await?.remove(0).device;
+        let (gpu, instance) = world.simulation.instances()?.remove(0);
+        let (pid, gi) = (std::process::id().to_string(), instance.id.to_string());
+        let fault = world.simulation.tell(&["fault", "process", &gpu, &pid, "--gi", &gi])?;
+        let fault = String::from_utf8(fault)?;
+        ensure!(tainted(world).await?.is_empty(), "a slice in use is nothing odd while its pod runs");
+
+        world.pods().delete("busy", &DeleteParams::default()).await?;
+        let why = world.event(&claim, "UnprepareFailed").await?;
+        ensure!(why.contains(&device) && why.contains(&format!("in use by process {pid} (")), "{why}");
+        let held_back = eventually("what overlaps it is held back", RETRIED, async || {
+            Ok(Some(tainted(world).await?).filter(|tainted| !tainted.is_empty()))
+        })
+        .await?;
+        ensure!(held_back == overlapping(world, &device).await?, "{held_back:?} is held back for {device}");
+        eventually("the pod is let go", RETRIED, async || {
+            Ok(world.pods().get_opt("busy").await?.is_none().then_some(()))
+        })
+        .await?;
+        let told = world.event(&claim, "UnprepareCondemned").await?;
+        ensure!(told.contains(&device) && told.contains("in use by process"), "{told}");
+        ensure!(world.simulation.instances()?.len() == 1, "nothing is taken from under a process");
+        ensure!(tainted(world).await? == held_back, "its place is no one else's");
+        world.run_ready("beside", &Claim::of(&[Request::mig("gpu", "3g.40gb")])).await?;
+        world.delete("beside").await?;
+
+        world.simulation.tell(&["fault", "clear", fault.trim()])?;
+        world.instances(0).await?;
+        eventually("its place is free again", RETRIED, async || Ok(tainted(world).await?.is_empty().then_some(())))
+            .await?;
+        world.run_ready("next", &Claim::of(&[Request::gpu("gpu")])).await?;
+        world.delete("next").await?;
+        world.nothing_is_left().await
+    })
+    .await;
+}
+
+/// The devices that are held back for what an ended claim has left.
+async fn tainted(world: &World) -> Result<BTreeSet<String>> {
+    let is_held_back = |device: &Device| device.taints.iter().flatten().any(|taint| taint.key == "kerf.dev/condemned");
+    let devices = world.slices().await?.into_iter().flat_map(|slice| slice.spec.devices.unwrap_or_default());
+    Ok(devices.filter(is_held_back).map(|device| device.name).collect())
+}
+
+/// The devices that share a memory slice with this one, itself included.
+async fn overlapping(world: &World, device: &str) -> Result<BTreeSet<String>> {
+    let memory_slices = |device: &Device| {
+        let counters = device.consumes_counters.iter().flatten().flat_map(|consumed| consumed.counters.keys());
+        counters.filter(|name| name.starts_with("memory-slice-")).cloned().collect::<BTreeSet<_>>()
+    };
+    let slices = world.slices().await?.into_iter();
+    let devices: Vec<_> = slices.flat_map(|slice| slice.spec.devices.unwrap_or_default()).collect();
+    let its = devices.iter().find(|found| found.name == device).map(memory_slices).context("it is published")?;
+    ensure!(!its.is_empty(), "{device} takes no memory slices");
+    Ok(devices.iter().filter(|other| !memory_slices(other).is_disjoint(&its)).map(|other| other.name.clone()).collect())
 }
 
 /// What lives on the GPUs: by GPU, profile and place.

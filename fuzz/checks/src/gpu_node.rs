@@ -18,6 +18,9 @@ const NODE_UID: &str = "00000000-0000-0000-0000-0000000000aa";
 /// More devices than any GPU has; beyond, comparing all of them would take the time that the fuzzer has for others.
 const MOST_COMPARED: usize = 500;
 
+/// Whatever a node reports, the API server has no more to store of it: 128 GPUs of two slices, and their counters by eight.
+const MOST_SLICES: usize = 128 * 2 + 128 / 8;
+
 /// Every GpuNode, also a bare status, gives slices within the limits of every server, the same ones each time, and
 /// nothing in them overlaps without excluding itself.
 pub fn gpu_node(data: &[u8]) {
@@ -56,6 +59,7 @@ pub fn gpu_node(data: &[u8]) {
 /// Kubernetes 1.34 to 1.37.
 fn check_pool(slices: &[ResourceSlice], counters: Counters) {
     assert!(!slices.is_empty(), "the pool says that the driver is there");
+    assert!(slices.len() <= MOST_SLICES, "{} slices of one node", slices.len());
     let (mut names, mut devices, mut sets) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
     for slice in slices {
         let name = slice.metadata.name.as_deref().expect("a name");

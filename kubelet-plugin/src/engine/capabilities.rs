@@ -19,11 +19,22 @@ pub(super) fn name(gpu_minor: u32, gpu_instance: u32, compute_instance: Option<u
     }
 }
 
+/// The directory of a GPU's instances below `/proc/driver/nvidia/capabilities`.
+pub(super) fn directory(gpu_minor: u32) -> String {
+    format!("gpu{gpu_minor}/mig")
+}
+
+/// The GPU instance that a directory in it is about.
+pub(super) fn gpu_instance_of_directory(name: &str) -> Option<u32> {
+    name.strip_prefix("gi")?.parse().ok()
+}
+
 /// The path of an instance's `access` file below `/proc/driver/nvidia/capabilities`.
 pub(super) fn access_path(gpu_minor: u32, gpu_instance: u32, compute_instance: Option<u32>) -> String {
+    let directory = directory(gpu_minor);
     match compute_instance {
-        None => format!("gpu{gpu_minor}/mig/gi{gpu_instance}/access"),
-        Some(compute_instance) => format!("gpu{gpu_minor}/mig/gi{gpu_instance}/ci{compute_instance}/access"),
+        None => format!("{directory}/gi{gpu_instance}/access"),
+        Some(compute_instance) => format!("{directory}/gi{gpu_instance}/ci{compute_instance}/access"),
     }
 }
 
@@ -70,6 +81,14 @@ mod tests {
         assert_eq!(gpu_instance_of_minor(MIG_MINORS, 93), Some(10));
         for no_instance in [1, 2, 13, 999] {
             assert_eq!(gpu_instance_of_minor(MIG_MINORS, no_instance), None, "{no_instance}");
+        }
+    }
+
+    #[test]
+    fn directories_are_named_by_instance() {
+        assert_eq!(gpu_instance_of_directory("gi10"), Some(10));
+        for other in ["", "gi", "config", "monitor", "ci0", "gi1x"] {
+            assert_eq!(gpu_instance_of_directory(other), None, "{other}");
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use kerf_mig::Placement;
 use kerf_nvml::PciAddress;
 
+use super::epoch::Epoch;
 use super::record::{PartitionRecord, Phase, Record};
 use super::{DeviceName, Engine};
 
@@ -72,6 +73,8 @@ pub struct PreparedClaim {
     pub devices: Vec<String>,
     /// The instances that were carved for it and may be live.
     pub partitions: Vec<PreparedPartition>,
+    /// Its partitions of which nobody can tell yet what of them is on their GPU: the claim's journal was lost.
+    pub unplaced: Vec<DeviceName>,
 }
 
 /// An instance that was carved for a claim.
@@ -102,14 +105,24 @@ pub struct SetAside {
 
 impl Engine {
     /// What a record says, in the present epoch.
-    pub(super) fn describe(&self, mut record: Record) -> PreparedClaim {
-        let earlier_boot = record.boot_id != self.boot_id;
-        record.adapt_to(&self.epoch());
-        record.into_claim(earlier_boot)
+    pub(super) fn describe(&self, record: Record) -> PreparedClaim {
+        record.describe_in(&self.epoch())
+    }
+
+    /// The same of many.
+    pub(super) fn describe_all(&self, records: Vec<Record>) -> Vec<PreparedClaim> {
+        let epoch = self.epoch();
+        records.into_iter().map(|record| record.describe_in(&epoch)).collect()
     }
 }
 
 impl Record {
+    fn describe_in(mut self, epoch: &Epoch) -> PreparedClaim {
+        let earlier_boot = self.boot_id != epoch.boot_id;
+        self.adapt_to(epoch);
+        self.into_claim(earlier_boot)
+    }
+
     /// What it says about the claim. `earlier_boot`: see [`PreparedClaim::earlier_boot`].
     pub(super) fn into_claim(self, earlier_boot: bool) -> PreparedClaim {
         let partition = |partition: &PartitionRecord| {
@@ -128,6 +141,7 @@ impl Record {
             complete: self.phase == Phase::Prepared,
             devices: self.results.iter().map(|result| result.device.to_string()).collect(),
             partitions: self.partitions.iter().filter_map(partition).collect(),
+            unplaced: self.unplaced().cloned().collect(),
             uid: self.claim.uid,
             namespace: self.claim.namespace,
             name: self.claim.name,

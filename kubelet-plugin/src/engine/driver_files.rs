@@ -90,8 +90,25 @@ impl<'a> DriverFiles<'a> {
     }
 
     /// The kernel module's table of all capability devices.
-    pub(super) fn mig_minors(&self) -> Option<String> {
+    fn mig_minors(&self) -> Option<String> {
         fs::read_to_string(self.root.proc().join("driver/nvidia-caps/mig-minors")).ok()
+    }
+
+    /// The other way round: the GPU instance that one of these capability devices opens. From the table, else from the files
+    /// of the instances that there are.
+    pub(super) fn gpu_instance_of_nodes(&self, gpu_minor: u32, minors: &[u32]) -> Option<u32> {
+        let by_table = self
+            .mig_minors()
+            .and_then(|table| minors.iter().find_map(|minor| capabilities::gpu_instance_of_minor(&table, *minor)));
+        by_table.or_else(|| {
+            let directory =
+                self.root.proc().join("driver/nvidia/capabilities").join(capabilities::directory(gpu_minor));
+            fs::read_dir(directory).ok()?.flatten().find_map(|entry| {
+                let id = capabilities::gpu_instance_of_directory(entry.file_name().to_str()?)?;
+                let access = fs::read_to_string(entry.path().join("access")).ok()?;
+                minors.contains(&capabilities::minor_of_access(&access)?).then_some(id)
+            })
+        })
     }
 
     /// Everything that does not depend on which GPU it is.
@@ -276,5 +293,12 @@ mod tests {
         assert_eq!(node(None), Some(expected(48)));
         assert_eq!(node(Some(0)), Some(expected(49)));
         assert_eq!(node(Some(1)), None);
+
+        // The table has the last word on what a node opens, as it stays when the instance goes.
+        let instance = |gpu, minors: &[u32]| files.gpu_instance_of_nodes(gpu, minors);
+        assert_eq!((instance(0, &[99]), instance(0, &[49, 99])), (Some(5), Some(5)));
+        assert_eq!((instance(0, &[49, 48]), instance(1, &[48]), instance(0, &[])), (Some(5), None, None));
+        fs::remove_file(proc.join("driver/nvidia-caps/mig-minors")).unwrap();
+        assert_eq!((instance(0, &[99]), instance(0, &[49, 48])), (None, Some(5)));
     }
 }

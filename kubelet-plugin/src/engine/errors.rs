@@ -67,6 +67,21 @@ pub enum GpuError {
         /// What NVML said.
         error: NvmlError,
     },
+    /// An instance is there of which it cannot be told whether it is a claim's.
+    #[error(
+        "GPU instance {instance} on the GPU at {gpu} may be {device}, and nobody can tell: the claim's journal was lost, and \
+         the driver tells no capability device of it below {}; check that the plugin sees the host's /proc", proc.display()
+    )]
+    Unidentified {
+        /// Where the GPU is.
+        gpu: PciAddress,
+        /// The device that the claim has.
+        device: DeviceName,
+        /// The GPU instance in its place.
+        instance: u32,
+        /// Where it was looked for.
+        proc: PathBuf,
+    },
 }
 
 /// A claim could not be prepared.
@@ -121,6 +136,17 @@ pub enum PrepareError {
         left: String,
         /// The processes that use it.
         users: String,
+    },
+    /// A claim that has ended may have left something there.
+    #[error(
+        "{device} is not free yet: nobody can tell what {left}, which has ended, has left on the GPU at {gpu}; it is looked for \
+         again every 10 s: see nvidia-smi and the log of kerf-kubelet-plugin on the node", gpu = device.gpu()
+    )]
+    CondemnedUnseen {
+        /// What is asked for.
+        device: DeviceName,
+        /// As in [`PrepareError::Condemned`].
+        left: String,
     },
     /// The allocation contradicts itself.
     #[error("the claim is allocated both {one} and {other}, which overlap; recreate the claim")]
@@ -306,34 +332,6 @@ pub enum UnprepareError {
     #[error(transparent)]
     Release(#[from] ReleaseError),
 }
-
-/// What is known of a claim could not be read.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum LoadError {
-    #[error(transparent)]
-    Gpu(#[from] GpuError),
-    #[error(transparent)]
-    Journal(#[from] JournalError),
-}
-
-impl From<LoadError> for PrepareError {
-    fn from(error: LoadError) -> PrepareError {
-        match error {
-            LoadError::Gpu(error) => PrepareError::Gpu(error),
-            LoadError::Journal(error) => PrepareError::Journal(error),
-        }
-    }
-}
-
-impl From<LoadError> for UnprepareError {
-    fn from(error: LoadError) -> UnprepareError {
-        match error {
-            LoadError::Gpu(error) => UnprepareError::Release(ReleaseError::Gpu(error)),
-            LoadError::Journal(error) => UnprepareError::Journal(error),
-        }
-    }
-}
-
 impl ReleaseError {
     /// Whether it says something about the GPU, which may never change, and not about the disk.
     pub(super) fn is_of_the_gpu(&self) -> bool {

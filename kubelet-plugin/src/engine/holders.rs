@@ -61,19 +61,16 @@ fn holds_of(record: &Record) -> Vec<Hold> {
         condemned,
         gpu_instance,
     };
-    // A partition of which nothing but the name is known (its GPU could not be asked) may be anywhere on the GPU.
-    let has_place = |device: &DeviceName| record.partitions.iter().any(|partition| partition.device == *device);
-    let whole = record
-        .results
-        .iter()
-        .filter(|result| !condemned && !result.admin_access && !has_place(&result.device))
-        .map(|result| hold(&result.device, Extent::Whole, None));
+    let gpus = record.results.iter().filter(|result| !result.admin_access && result.device.as_partition().is_none());
+    let gpus = gpus.filter(|_| !condemned).map(|result| hold(&result.device, Extent::Whole, None));
+    // A partition of which nothing but the name is known may be anywhere on the GPU.
+    let unplaced = record.unplaced().map(|device| hold(device, Extent::Whole, None));
     let partitions = record
         .partitions
         .iter()
         .filter(|partition| !condemned || partition.may_be_on_gpu())
         .map(|partition| hold(&partition.device, Extent::Slices(partition.placement()), partition.gpu_instance));
-    whole.chain(partitions).collect()
+    gpus.chain(unplaced).chain(partitions).collect()
 }
 
 /// The hold that stands in the way of a part of a GPU.
@@ -152,6 +149,9 @@ mod tests {
         }
         let gone = [condemned("gpu-3b-00-0-mig-3g40gb-0", "Planned", Some((0, 4))), condemned("gpu-3b-00-0", "", None)];
         assert_eq!(holds(&gone), []);
+        // Nobody knows yet what of it is on the GPU, and where.
+        let unplaced = [condemned("gpu-3b-00-0-mig-3g40gb-0", "", None)];
+        assert!(blocked(&unplaced, HERE, slices(7, 1)) && !blocked(&unplaced, THERE, Extent::Whole));
     }
 
     #[test]

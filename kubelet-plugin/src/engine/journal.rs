@@ -12,7 +12,8 @@ use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
@@ -24,11 +25,24 @@ const RECORD: &str = ".json";
 const TEMPORARY: &str = ".tmp";
 const DAMAGED: &str = ".damaged";
 
+/// How old the last change of the directory must be to tell it from the next one by its time: file systems count in steps,
+/// the coarsest of 2 s.
+const TOLD_APART: Duration = Duration::from_secs(3);
+
 /// A journal directory.
 #[derive(Debug)]
 pub(super) struct Journal {
     dir: PathBuf,
     set_aside: Mutex<Vec<SetAside>>,
+    /// See [`Journal::take_first_reading`].
+    first: Mutex<Option<Reading>>,
+}
+
+/// Every record that could be used, and when the directory had changed last before it was read.
+#[derive(Debug)]
+struct Reading {
+    changed: SystemTime,
+    records: Vec<Record>,
 }
 
 /// The journal could not be read or written.
@@ -82,7 +96,27 @@ impl Journal {
             .create(dir)
             .and_then(|()| fs::set_permissions(dir, Permissions::from_mode(0o700)))
             .map_err(JournalError::new("make the journal directory", dir))?;
-        Ok(Journal { dir: dir.to_owned(), set_aside: Mutex::default() })
+        Ok(Journal { dir: dir.to_owned(), set_aside: Mutex::default(), first: Mutex::default() })
+    }
+
+    /// Reads everything, and keeps the records for who asks for them first. Returns the claims whose file cannot be used.
+    pub(super) fn read_first(&self) -> Result<Vec<String>, JournalError> {
+        let changed = self.changed().filter(|changed| changed.elapsed().is_ok_and(|age| age > TOLD_APART));
+        let (records, unusable) = self.read_all()?;
+        *lock(&self.first) = changed.map(|changed| Reading { changed, records });
+        Ok(unusable)
+    }
+
+    /// What [`Journal::read_first`] has read, if that is still what is there; once. A node that has collected thousands of
+    /// claims is read once at the start, and not again a moment later.
+    pub(super) fn take_first_reading(&self) -> Option<Vec<Record>> {
+        let Reading { changed, records } = lock(&self.first).take()?;
+        // Whoever writes a record renames a file.
+        (self.changed() == Some(changed)).then_some(records)
+    }
+
+    fn changed(&self) -> Option<SystemTime> {
+        fs::metadata(&self.dir).and_then(|directory| directory.modified()).ok()
     }
 
     /// The record of a claim whose lock is held; `None` where there is none. A file that is damaged is set aside.
@@ -103,12 +137,23 @@ impl Journal {
     /// Every record that can be used. Those of other claims may change meanwhile unless a GPU of theirs is locked; a
     /// file that cannot be used is left to who locks its claim.
     pub(super) fn load_all(&self) -> Result<Vec<Record>, JournalError> {
-        Ok(self.uids()?.iter().filter_map(|uid| self.read(uid).ok().flatten()).collect())
+        Ok(self.read_all()?.0)
     }
 
     /// The claims whose file cannot be used.
     pub(super) fn unusable(&self) -> Result<Vec<String>, JournalError> {
-        Ok(self.uids()?.into_iter().filter(|uid| self.read(uid).is_err()).collect())
+        Ok(self.read_all()?.1)
+    }
+
+    fn read_all(&self) -> Result<(Vec<Record>, Vec<String>), JournalError> {
+        let (mut records, mut unusable) = (Vec::new(), Vec::new());
+        for uid in self.uids()? {
+            match self.read(&uid) {
+                Ok(record) => records.extend(record),
+                Err(_) => unusable.push(uid),
+            }
+        }
+        Ok((records, unusable))
     }
 
     /// Whether a claim's file was set aside.
@@ -177,7 +222,7 @@ impl Journal {
 
     /// The files that were set aside since this was last asked.
     pub(super) fn take_set_aside(&self) -> Vec<SetAside> {
-        std::mem::take(&mut *self.set_aside.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.set_aside))
     }
 
     fn put_aside(&self, uid: &str, reason: String) {
@@ -187,7 +232,7 @@ impl Journal {
             Ok(()) => tracing::error!(path = %aside.display(), reason, "journal file set aside"),
         }
         let set_aside = SetAside { claim_uid: uid.to_owned(), path: aside, reason };
-        let mut all = self.set_aside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.set_aside);
         if !all.contains(&set_aside) {
             all.push(set_aside);
         }
@@ -206,6 +251,11 @@ impl Journal {
     }
 }
 
+/// Nothing is left half-done under these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A record as a file.
 pub(super) fn encode(record: &Record) -> serde_json::Result<Vec<u8>> {
     let mut bytes = serde_json::to_vec_pretty(record)?;
@@ -215,6 +265,13 @@ pub(super) fn encode(record: &Record) -> serde_json::Result<Vec<u8>> {
 
 /// Reads a record, or says why not.
 pub(super) fn parse(uid: &str, bytes: &[u8]) -> Result<Record, Unusable> {
+    // All but always it is what it should be, and need not be taken apart to say what is wrong.
+    if let Ok(record) = serde_json::from_slice::<Record>(bytes)
+        && record.version <= VERSION
+        && record.claim.uid == uid
+    {
+        return Ok(record);
+    }
     let damaged = |reason: String| Unusable::Damaged(reason);
     let value: Value = serde_json::from_slice(bytes).map_err(|error| damaged(format!("not JSON: {error}")))?;
     match value.get("version").and_then(Value::as_u64) {

@@ -50,6 +50,24 @@ impl Locks {
         Ok(Locks { dir: dir.to_owned(), held: Mutex::default(), released: Condvar::new() })
     }
 
+    /// Removes the files of temporary locks that a killed process has left: their names begin with `prefix`, and nobody
+    /// comes for them again.
+    pub(super) fn remove_leftovers(&self, prefix: &str) {
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let is_one = entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix));
+            // As long as this has the lock, whoever wants it waits for this very file, and looks again when he has it.
+            if is_one
+                && let Ok(file) = File::open(&path)
+                && file.try_lock().is_ok()
+                && is_at(&file, &path).unwrap_or(false)
+                && let Err(error) = fs::remove_file(&path)
+            {
+                tracing::debug!(path = %path.display(), %error, "a lock file that nobody uses stays");
+            }
+        }
+    }
+
     /// Waits for a lock whose file stays for the next holder.
     pub(super) fn acquire(&self, name: &str, holder: &str, deadline: Instant) -> Result<Guard<'_>, LockError> {
         self.lock(name, holder, deadline, false)
@@ -171,6 +189,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (one, two) = (Locks::open(dir.path()).unwrap(), Locks::open(dir.path()).unwrap());
         (dir, one, two)
+    }
+
+    #[test]
+    fn what_a_killed_process_has_left_goes_and_what_is_held_stays() {
+        let (dir, one, two) = two_processes();
+        let _claim = one.acquire_temporary("claim-held", "a", late()).unwrap();
+        let _gpu = one.acquire("gpu-3b-00-0", "a", late()).unwrap();
+        drop(one.acquire("gpu-af-00-0", "a", late()).unwrap());
+        fs::write(dir.path().join("claim-left.lock"), "killed").unwrap();
+        two.remove_leftovers("claim-");
+        let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["claim-held.lock", "gpu-3b-00-0.lock", "gpu-af-00-0.lock"]);
+        assert!(two.acquire_temporary("claim-held", "b", soon()).is_err());
     }
 
     #[test]

@@ -47,7 +47,6 @@ use kerf_nvml::{DriverRoot, Nvml, PciAddress};
 pub(crate) use busy::processes;
 pub use claim::{AllocatedDevice, Claim, PreparedClaim, PreparedDevice, PreparedPartition, SetAside};
 pub use device_name::{DeviceName, DeviceNameError, Partition};
-use errors::LoadError;
 pub use errors::{GpuError, JournalError, LockError, OpenError, PrepareError, ReleaseError, SpecError, UnprepareError};
 pub use foreign::{ForeignPolicy, RemovedForeign};
 pub use journal_file::JournalFile;
@@ -61,6 +60,9 @@ use journal::Journal;
 use locks::{Guard, Locks};
 use record::Record;
 use recover::Recovered;
+
+/// How the names of claims' locks begin.
+const CLAIM_LOCK: &str = "claim-";
 
 /// Where the engine keeps and finds its things.
 #[derive(Clone, Debug)]
@@ -123,7 +125,8 @@ impl Engine {
             specs: SpecDir::new(cdi, kind),
             gpus: KnownGpus::default(),
         };
-        for uid in engine.journal.unusable()? {
+        engine.locks.remove_leftovers(CLAIM_LOCK);
+        for uid in engine.journal.read_first()? {
             let _span = claim_span(&uid, "", "").entered();
             // Who holds the claim's lock now sets the file aside himself.
             if let Ok(_claim) = engine.lock_claim(&uid, "the start of the plugin", Instant::now()) {
@@ -139,7 +142,11 @@ impl Engine {
     /// # Errors
     /// When the journal directory cannot be read.
     pub fn prepared_claims(&self) -> Result<Vec<PreparedClaim>, JournalError> {
-        Ok(self.records()?.into_iter().map(|record| self.describe(record)).collect())
+        let records = match self.journal.take_first_reading() {
+            Some(records) => self.with_lost(records),
+            None => self.records()?,
+        };
+        Ok(self.describe_all(records))
     }
 
     /// The journal files that could not be used and were set aside since this was last asked: for a person to be told.
@@ -170,7 +177,7 @@ impl Engine {
     }
 
     fn lock_claim(&self, uid: &str, holder: &str, deadline: Instant) -> Result<Guard<'_>, LockError> {
-        self.wait(Lock::Claim, || self.locks.acquire_temporary(&format!("claim-{uid}"), holder, deadline))
+        self.wait(Lock::Claim, || self.locks.acquire_temporary(&format!("{CLAIM_LOCK}{uid}"), holder, deadline))
     }
 
     /// Locks GPUs in the order of their addresses: whoever locks several does it in this order, so no two wait for each
@@ -205,6 +212,8 @@ struct Ledger<'a> {
     engine: &'a Engine,
     record: Record,
     saved: Option<Record>,
+    /// Why a partition is known by name only, see [`Engine::complete`].
+    missing: Option<GpuError>,
     /// The partitions whose creation was begun through this ledger, in order: what a failure of the call undoes.
     begun: Vec<DeviceName>,
 }
@@ -213,22 +222,20 @@ impl<'a> Ledger<'a> {
     /// What is known of a claim: its journal, else what its CDI file tells, else `None`.
     ///
     /// # Errors
-    /// When the journal is of a newer format, or a GPU has to be asked for what the CDI file does not tell, and does not
-    /// answer.
-    fn load(engine: &'a Engine, uid: &str) -> Result<Option<Ledger<'a>>, LoadError> {
-        if let Some(record) = engine.journal.load(uid)? {
-            return Ok(Some(Ledger { engine, saved: Some(record.clone()), record, begun: Vec::new() }));
+    /// When the journal is of a newer format.
+    fn load(engine: &'a Engine, uid: &str) -> Result<Option<Ledger<'a>>, JournalError> {
+        if let Some(mut record) = engine.journal.load(uid)? {
+            let saved = Some(record.clone());
+            let missing = engine.complete(&mut record);
+            return Ok(Some(Ledger { engine, record, saved, missing, begun: Vec::new() }));
         }
-        match engine.recover(uid) {
-            None => Ok(None),
-            Some(Recovered { record, missing: None }) => Ok(Some(Ledger::new(engine, record))),
-            Some(Recovered { missing: Some(error), .. }) => Err(error.into()),
-        }
+        let recovered = engine.recover(uid);
+        Ok(recovered.map(|Recovered { record, missing }| Ledger { missing, ..Ledger::new(engine, record) }))
     }
 
     /// A record of which nothing is on disk.
     fn new(engine: &'a Engine, record: Record) -> Ledger<'a> {
-        Ledger { engine, record, saved: None, begun: Vec::new() }
+        Ledger { engine, record, saved: None, missing: None, begun: Vec::new() }
     }
 
     /// Makes the disk say what the record says.

@@ -76,7 +76,10 @@ impl Engine {
         let _claim = self.lock_claim(&claim.uid, &holder, deadline)?;
         let known = Ledger::load(self, &claim.uid)?;
         let is_new = known.is_none();
-        let ledger = known.unwrap_or_else(|| Ledger::new(self, Record::new(claim, self.epoch())));
+        let mut ledger = known.unwrap_or_else(|| Ledger::new(self, Record::new(claim, self.epoch())));
+        if let Some(error) = ledger.missing.take() {
+            return Err(error.into());
+        }
         let mut gpus = ledger.record.gpus();
         gpus.extend(results.iter().map(|result| result.device.gpu()));
         let _gpus = self.lock_gpus(&gpus, &holder, deadline)?;
@@ -317,11 +320,15 @@ impl Preparation<'_> {
         if !hold.condemned {
             return PrepareError::Held { device, holder, held };
         }
+        let left = format!("{held} of claim {holder}");
+        if hold.extent == Extent::Whole {
+            return PrepareError::CondemnedUnseen { device, left };
+        }
         let users = match self.engine.find_gpu(device.gpu()) {
             Ok(gpu) => busy::users(&*self.engine.nvml, gpu.handle, hold.gpu_instance),
             Err(error) => error.to_string(),
         };
-        PrepareError::Condemned { device, left: format!("{held} of claim {holder}"), users }
+        PrepareError::Condemned { device, left, users }
     }
 
     fn files(&self) -> DriverFiles<'_> {

@@ -18,8 +18,9 @@ impl Engine {
     pub fn known_claims(&self) -> Result<Vec<PreparedClaim>, UnprepareError> {
         let records = self.records()?;
         let leftovers = self.leftovers(&records)?;
-        let known = records.into_iter().map(|record| self.describe(record));
-        Ok(known.chain(leftovers.into_iter().map(PreparedClaim::unknown)).collect())
+        let mut known = self.describe_all(records);
+        known.extend(leftovers.into_iter().map(PreparedClaim::unknown));
+        Ok(known)
     }
 
     /// The claims that have files but no record: set aside, cut off, or unreadable.
@@ -68,6 +69,7 @@ impl PreparedClaim {
             earlier_boot: false,
             devices: Vec::new(),
             partitions: Vec::new(),
+            unplaced: Vec::new(),
         }
     }
 }

@@ -179,15 +179,28 @@ impl Record {
         Epoch { boot_id: self.boot_id.clone(), driver_load: self.driver_load }
     }
 
-    /// Takes the record into the present epoch: the instances of another are gone.
-    pub(super) fn adapt_to(&mut self, epoch: &Epoch) {
+    /// Forgets what is gone in the present epoch: the instances of another.
+    pub(super) fn forget_what_ended_before(&mut self, epoch: &Epoch) {
         if !epoch.may_be(&self.epoch()) {
             self.phase = Phase::Preparing;
             self.stuck_since = None;
             self.partitions.iter_mut().for_each(PartitionRecord::forget);
         }
+    }
+
+    /// Takes the record into the present epoch.
+    pub(super) fn adapt_to(&mut self, epoch: &Epoch) {
+        self.forget_what_ended_before(epoch);
         epoch.boot_id.clone_into(&mut self.boot_id);
         self.driver_load = epoch.driver_load.or(self.driver_load);
+    }
+
+    /// The partitions that it has by name only: its journal was lost, and the GPU has not told the rest yet.
+    pub(super) fn unplaced(&self) -> impl Iterator<Item = &DeviceName> {
+        let has_place = |device: &DeviceName| self.partitions.iter().any(|partition| partition.device == *device);
+        let partitions =
+            self.results.iter().filter(|result| !result.admin_access && result.device.as_partition().is_some());
+        partitions.map(|result| &result.device).filter(move |device| !has_place(device))
     }
 
     /// `namespace/name (uid)`, for messages.

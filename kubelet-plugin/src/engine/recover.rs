@@ -5,85 +5,110 @@
 
 use std::collections::BTreeSet;
 
-use kerf_cdi::Device;
+use kerf_cdi::{Device, Spec};
+use kerf_mig::Offer;
 use kerf_nvml::{Code, Error};
 use serde_json::Map;
 
 use super::cdi_edits::{self, Kept};
 use super::driver_files::DriverFiles;
+use super::gpu::LiveGpu;
 use super::record::{AllocationResult, PartitionRecord, PartitionState, Record};
 use super::{Claim, DeviceName, Engine, GpuError, JournalError, capabilities};
 
 /// What a CDI file tells.
 pub(super) struct Recovered {
     pub(super) record: Record,
-    /// Why a partition is not in it, whose GPU could not be asked. Without it the claim can be neither repaired nor released.
+    /// See [`Engine::complete`].
     pub(super) missing: Option<GpuError>,
 }
 
 impl Engine {
     /// The record of every claim: of those whose journal is lost, what their CDI file tells.
     pub(super) fn records(&self) -> Result<Vec<Record>, JournalError> {
-        let mut records = self.journal.load_all()?;
+        Ok(self.with_lost(self.journal.load_all()?))
+    }
+
+    /// The records of the journal, and those that stand for what is lost of it.
+    pub(super) fn with_lost(&self, mut records: Vec<Record>) -> Vec<Record> {
+        // What is not known of a partition is held with all of its GPU.
+        records.iter_mut().for_each(|record| _ = self.complete(record));
         let known: BTreeSet<_> = records.iter().map(|record| record.claim.uid.clone()).collect();
         let specs = self.specs.list().unwrap_or_else(|error| {
             tracing::warn!(%error, "journals that were set aside cannot be made up for");
             Vec::new()
         });
-        // What is not known of a partition is held with all of its GPU.
         let recovered = specs.iter().filter(|uid| !known.contains(*uid)).filter_map(|uid| self.recover(uid));
         records.extend(recovered.map(|recovered| recovered.record));
-        Ok(records)
+        records
     }
 
     /// A claim's record from its CDI file alone; `None` without one.
     pub(super) fn recover(&self, uid: &str) -> Option<Recovered> {
-        let spec = match self.specs.read(uid) {
-            Ok(spec) => spec?,
-            Err(error) => {
-                tracing::warn!(%error, "the CDI file tells nothing");
-                return None;
-            }
-        };
+        let spec = self.spec(uid)?;
         let claim = Claim { uid: uid.to_owned(), namespace: String::new(), name: String::new(), devices: Vec::new() };
-        let (mut record, mut missing) = (Record::new(&claim, self.epoch()), None);
-        let mig_minors = DriverFiles::new(&self.driver_root).mig_minors().unwrap_or_default();
-        for device in &spec.devices {
-            let name = device.name.strip_prefix(uid).and_then(|name| name.strip_prefix('-'));
-            let Some(name) = name.and_then(|name| name.parse::<DeviceName>().ok()) else { continue };
-            let admin_access = cdi_edits::is_admin_access(device);
-            if !admin_access {
-                match self.recover_partition(&name, device, &mig_minors) {
-                    Ok(partition) => record.partitions.extend(partition),
-                    Err(error) => missing = Some(error),
-                }
-            }
-            record.results.push(AllocationResult {
-                request: String::new(),
-                pool: String::new(),
-                device: name,
-                share_id: None,
-                admin_access,
-                extra: Map::new(),
-            });
-        }
+        let mut record = Record::new(&claim, self.epoch());
+        record.results = spec
+            .devices
+            .iter()
+            .filter_map(|device| {
+                Some(AllocationResult {
+                    request: String::new(),
+                    pool: String::new(),
+                    device: name_of(uid, device)?,
+                    share_id: None,
+                    admin_access: cdi_edits::is_admin_access(device),
+                    extra: Map::new(),
+                })
+            })
+            .collect();
+        let missing = self.complete_from(&mut record, Some(&spec));
         Some(Recovered { record, missing })
     }
 
-    /// `None` for a whole GPU, and where nothing of the partition can be live: its GPU is gone, or has no such partition.
+    /// Finds out what is behind the partitions of which a record has nothing but the name. Returns why that cannot be told
+    /// of one, whose GPU does not answer: without it the claim can be neither repaired nor released.
+    pub(super) fn complete(&self, record: &mut Record) -> Option<GpuError> {
+        record.unplaced().next()?;
+        let spec = self.spec(&record.claim.uid);
+        self.complete_from(record, spec.as_ref())
+    }
+
+    fn complete_from(&self, record: &mut Record, spec: Option<&Spec>) -> Option<GpuError> {
+        let (mut found, mut missing) = (Vec::new(), None);
+        for name in record.unplaced() {
+            let devices = spec.iter().flat_map(|spec| &spec.devices);
+            let device = devices.into_iter().find(|device| name_of(&record.claim.uid, device).as_ref() == Some(name));
+            match self.recover_partition(name, device) {
+                Ok(partition) => found.extend(partition),
+                Err(error) => missing = Some(error),
+            }
+        }
+        record.partitions.extend(found);
+        // Of another epoch nothing is left, whatever it was.
+        missing.filter(|_| self.epoch().may_be(&record.epoch()))
+    }
+
+    fn spec(&self, uid: &str) -> Option<Spec> {
+        self.specs.read(uid).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the CDI file tells nothing");
+            None
+        })
+    }
+
+    /// `None` where nothing of the partition can be live: its GPU is gone, or has no such partition. Without its `device` in a
+    /// CDI file it is what lies in its place.
     fn recover_partition(
         &self,
         name: &DeviceName,
-        device: &Device,
-        mig_minors: &str,
+        device: Option<&Device>,
     ) -> Result<Option<PartitionRecord>, GpuError> {
         let Some(partition) = name.as_partition() else { return Ok(None) };
         let Some(gpu) = self.find_gpu_if_present(name.gpu())? else { return Ok(None) };
         let geometry = self.geometry(&gpu)?;
-        let gpu_instance = device.container_edits.device_nodes.iter().find_map(|node| {
-            let minor = node.path.strip_prefix("/dev/")?.strip_prefix(capabilities::NODE_PREFIX)?;
-            capabilities::gpu_instance_of_minor(mig_minors, minor.parse().ok()?)
-        });
+        let nodes = device.map(capability_minors).unwrap_or_default();
+        let files = DriverFiles::new(&self.driver_root);
+        let gpu_instance = files.gpu_instance_of_nodes(gpu.minor, &nodes);
         let Some(offer) = geometry.offer_by_label(&partition.label, partition.start) else {
             let Some(id) = gpu_instance else { return Ok(None) };
             // An instance without a profile: the profiles were not all read.
@@ -97,13 +122,44 @@ impl Engine {
             return Err(gpu.failed("find the profile of a live GPU instance")(Error { call, code }));
         };
         let mut record = PartitionRecord::planned(name.clone(), offer.profile.id, offer.placement);
-        if gpu_instance.is_some() {
-            record.state = PartitionState::Carved;
-            record.gpu_instance = gpu_instance;
-            let kept = Kept::of(device);
-            record.kept = kept.is_some();
-            record.kept_compute = kept == Some(Kept::Both);
+        match (device, gpu_instance) {
+            (None, _) => record.state = PartitionState::Carving,
+            (Some(device), Some(_)) => {
+                record.state = PartitionState::Carved;
+                record.gpu_instance = gpu_instance;
+                let kept = Kept::of(device);
+                record.kept = kept.is_some();
+                record.kept_compute = kept == Some(Kept::Both);
+            }
+            (Some(_), None) if !nodes.is_empty() => self.is_empty_place(&gpu, name, offer)?,
+            (Some(_), None) => {}
         }
         Ok(Some(record))
     }
+
+    /// That nothing lies where a partition was, of which the kernel does not tell any more which instance it was.
+    fn is_empty_place(&self, gpu: &LiveGpu, device: &DeviceName, offer: Offer<'_>) -> Result<(), GpuError> {
+        let is_it =
+            |live: &&kerf_nvml::GpuInstance| (live.profile_id, live.placement) == (offer.profile.id, offer.placement);
+        match self.live_instances(gpu)?.iter().find(is_it) {
+            None => Ok(()),
+            Some(live) => Err(GpuError::Unidentified {
+                gpu: gpu.address,
+                device: device.clone(),
+                instance: live.id,
+                proc: self.driver_root.proc(),
+            }),
+        }
+    }
+}
+
+/// The name of a device in a claim's CDI document, if it is one of ours.
+fn name_of(uid: &str, device: &Device) -> Option<DeviceName> {
+    device.name.strip_prefix(uid)?.strip_prefix('-')?.parse().ok()
+}
+
+/// The minor numbers of a device's capability nodes.
+fn capability_minors(device: &Device) -> Vec<u32> {
+    let minor = |path: &str| path.strip_prefix("/dev/")?.strip_prefix(capabilities::NODE_PREFIX)?.parse().ok();
+    device.container_edits.device_nodes.iter().filter_map(|node| minor(&node.path)).collect()
 }

@@ -72,13 +72,16 @@ impl Engine {
     }
 
     fn release(&self, ledger: &mut Ledger<'_>) -> Result<(), UnprepareError> {
-        ledger.record.adapt_to(&self.epoch());
+        // The epoch stays as it was: that no container of the claim lives is true of the next process, too.
+        ledger.record.forget_what_ended_before(&self.epoch());
         ledger.record.phase = Phase::Releasing;
         // A disk that is full keeps no pod: to remove a file needs no room, and what is on the GPU needs no journal to go.
         ledger.save_if_possible();
         let uid = ledger.record.claim.uid.clone();
-        // First, so that no new container gets what is about to go.
-        self.step(Step::RemoveSpec, || self.specs.remove(&uid)).map_err(SpecError)?;
+        // First, so that no new container gets what is about to go. Unless it is the one that tells what has to go.
+        if ledger.missing.is_none() {
+            self.step(Step::RemoveSpec, || self.specs.remove(&uid)).map_err(SpecError)?;
+        }
         let (mut failed, mut progress) = (None, false);
         for index in (0..ledger.record.partitions.len()).rev() {
             // What can go goes, also when another instance is in use.
@@ -89,6 +92,7 @@ impl Engine {
             }
         }
         self.settle_modes(ledger.record.partitions.iter().map(|partition| partition.device.gpu()).collect());
+        let failed = failed.or_else(|| ledger.missing.take().map(ReleaseError::from));
         let Some(error) = failed else { return Ok(ledger.remove()?) };
         if error.is_of_the_gpu() {
             ledger.record.note_stuck(stuck::seconds_since_boot(), progress, self.patience);

@@ -3,7 +3,7 @@
 use kerf_api::{Blocked, GpuInstanceStatus, MigPlacement, names};
 use kerf_nvml::{Error, PciAddress, Process};
 
-use crate::engine::{self, ForeignPolicy, PreparedClaim, PreparedPartition};
+use crate::engine::{self, DeviceName, ForeignPolicy, PreparedClaim, PreparedPartition};
 
 /// What blocks a GPU that is carved.
 pub(super) struct Carved<'a> {
@@ -21,12 +21,14 @@ pub(super) fn find(carved: &Carved<'_>, claims: &[PreparedClaim], policy: Foreig
     let foreign = foreign.filter_map(|instance| carved.foreign(instance, policy));
     let of_claims = claims.iter().flat_map(|claim| {
         let there = claim.partitions.iter().filter(|partition| carved.holds(partition));
-        there.filter_map(move |partition| match (partition.kept, claim.stuck) {
+        let there = there.filter_map(move |partition| match (partition.kept, claim.stuck) {
             (true, _) => Some(carved.kept(claim, partition)),
             // Before it is condemned, so that the taint is there when the claim is not.
             (false, true) => Some(carved.condemned(claim, partition)),
             (false, false) => None,
-        })
+        });
+        let unplaced = claim.unplaced.iter().filter(move |device| claim.stuck && device.gpu() == carved.address);
+        there.chain(unplaced.map(move |device| unseen(claim, device)))
     });
     let mut blocked: Vec<Blocked> = foreign.chain(of_claims).collect();
     blocked.sort_by_key(|blocked| blocked.placement.as_ref().map(|placement| (placement.start, placement.size)));
@@ -37,9 +39,21 @@ pub(super) fn find(carved: &Carved<'_>, claims: &[PreparedClaim], policy: Foreig
 pub(super) fn is_possible(address: PciAddress, instances: &[GpuInstanceStatus], claims: &[PreparedClaim]) -> bool {
     let may_block = |claim: &PreparedClaim| {
         let mut here = claim.partitions.iter().filter(|partition| partition.gpu == address);
+        let mut unplaced = claim.unplaced.iter();
         here.any(|partition| claim.stuck || partition.kept)
+            || unplaced.any(|device| claim.stuck && device.gpu() == address)
     };
     instances.iter().any(|instance| instance.claim_uid.is_none()) || claims.iter().any(may_block)
+}
+
+/// It may be anywhere on the GPU.
+fn unseen(claim: &PreparedClaim, device: &DeviceName) -> Blocked {
+    let message = format!(
+        "nobody can tell what {device} of {}, which has ended, has left on the GPU: its journal was lost, and the log of \
+         kerf-kubelet-plugin says what is missing; it is looked for again every 10 s",
+        claim.whose()
+    );
+    Blocked { placement: None, reason: names::CONDEMNED.to_owned(), message, usable: None }
 }
 
 impl Carved<'_> {

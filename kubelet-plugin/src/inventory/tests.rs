@@ -157,6 +157,7 @@ fn claim(uid: &str, devices: &[&str], partitions: Vec<PreparedPartition>) -> Pre
         earlier_boot: false,
         devices: devices.iter().map(|device| (*device).to_owned()).collect(),
         partitions,
+        unplaced: Vec::new(),
     }
 }
 
@@ -451,6 +452,29 @@ fn what_a_condemned_claim_has_left_is_blocked() {
             );
         }
         assert_eq!(inventory.held.len(), held, "a pod has it until it is condemned");
+    }
+}
+
+/// It may be anywhere on the GPU, so all of that is held back. Only once the claim has ended: until then it has it.
+#[test]
+fn what_nobody_can_tell_of_a_condemned_claim_blocks_its_gpu() {
+    let device = "gpu-3b-00-0-mig-1g10gb-5";
+    let holder = claim("ended", &[device], Vec::new());
+    let stuck = PreparedClaim { stuck: true, unplaced: vec![device.parse().unwrap()], ..holder };
+    let prepared = PreparedClaim { stuck: false, ..stuck.clone() };
+    for (claim, blocks) in [(stuck, [1, 0]), (prepared, [0, 0])] {
+        let gpus = [0x3b, 0x5e].map(|bus| mig_gpu(bus, "Hopper", MigMode::Disabled, MigMode::Disabled));
+        let inventory = read_node(gpus.into(), vec![claim]);
+        let gpus = &inventory.status.gpus;
+        assert_eq!([gpus[0].blocked.len(), gpus[1].blocked.len()], blocks);
+        for found in &gpus[0].blocked {
+            assert_eq!((found.reason.as_str(), &found.placement, &found.usable), ("Condemned", &None, &None));
+            assert!(
+                found.message.contains(device) && found.message.contains("claim default/ended"),
+                "{}",
+                found.message
+            );
+        }
     }
 }
 

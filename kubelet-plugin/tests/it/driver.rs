@@ -1,7 +1,10 @@
 //! The driver over a simulated node: what is read of it while things happen to it.
 
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::mem::MaybeUninit;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use kerf_api::{GpuOffer, MigPlacement, names};
 use kerf_kubelet_plugin::dra::Carver as _;
@@ -11,6 +14,8 @@ use kerf_kubelet_plugin::metrics::Metrics;
 use kerf_kubelet_plugin::paths::Paths;
 use kerf_kubelet_plugin::{ForeignPolicy, events};
 use kerf_nvml::MigMode;
+use rustix::fs::inotify;
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::Notify;
 
@@ -18,11 +23,19 @@ use crate::engine_node::{GPU, Node, SECOND, claim};
 
 fn driver(node: &Node) -> (Driver, TempDir) {
     let directory = tempfile::tempdir().unwrap();
-    let paths = Paths::new(directory.path(), &directory.path().join("cdi"), "gpu.nvidia.com");
+    (anew(node, &directory), directory)
+}
+
+/// As another process of the plugin has it.
+fn anew(node: &Node, directory: &TempDir) -> Driver {
     let files = DriverFiles { host_root: "/".into(), driver_root: Some(node.root()) };
     let (events, _writer) = events::channel("node-1");
     let changed = Arc::new(Notify::new());
-    (Driver::new(files, "gpu.nvidia.com", &paths, ForeignPolicy::Keep, events, changed, Metrics::default()), directory)
+    Driver::new(files, "gpu.nvidia.com", &paths(directory), ForeignPolicy::Keep, events, changed, Metrics::default())
+}
+
+fn paths(directory: &TempDir) -> Paths {
+    Paths::new(directory.path(), &directory.path().join("cdi"), "gpu.nvidia.com")
 }
 
 /// Name, offer and reason of every GPU.
@@ -95,6 +108,79 @@ fn an_ampere_gpu_waits_for_its_reset() {
     assert_eq!(offers(&driver.read_inventory()), [(GPU, GpuOffer::Nothing, Some(MIG_MODE_PENDING))]);
     node.ctl(&["reset", "0"]);
     assert_eq!(offers(&driver.read_inventory()), [(GPU, GpuOffer::Partitions, None)]);
+}
+
+/// Writes journals of so many claims of an earlier boot, an hour ago.
+fn collect_claims(node: &Node, driver: &Driver, paths: &Paths, count: usize) {
+    let late = Instant::now() + Duration::from_secs(60);
+    driver.prepare(&claim("pattern", &["gpu-3b-00-0-mig-1g10gb-4"]), late).unwrap();
+    let mut record: Value = serde_json::from_slice(&fs::read(paths.claims.join("pattern.json")).unwrap()).unwrap();
+    driver.unprepare("pattern", late).unwrap();
+    assert_eq!(node.live(GPU), []);
+    record["bootId"] = "an earlier boot".into();
+    for number in 0..count {
+        let uid = format!("old-{number}");
+        record["claim"]["uid"] = uid.clone().into();
+        fs::write(paths.claims.join(uid).with_extension("json"), record.to_string()).unwrap();
+    }
+    let before = SystemTime::now() - Duration::from_secs(3600);
+    File::open(&paths.claims).unwrap().set_modified(before).unwrap();
+}
+
+/// A node may have collected claims while nobody released them. Each of them is read once before the first inventory.
+#[test]
+fn a_journal_is_read_once_at_the_start() {
+    let node = Node::start("[{product: h100-80gb}]");
+    let (first, directory) = driver(&node);
+    let paths = paths(&directory);
+    collect_claims(&node, &first, &paths, 30);
+    drop(first);
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&watch, &paths.claims, inotify::WatchFlags::OPEN).unwrap();
+    let opened = || {
+        let mut buffer = [const { MaybeUninit::uninit() }; 1 << 12];
+        let mut events = inotify::Reader::new(&watch, &mut buffer);
+        let mut opened = BTreeMap::<String, usize>::new();
+        while let Ok(event) = events.next() {
+            // The directory itself has no name.
+            event
+                .file_name()
+                .into_iter()
+                .for_each(|name| *opened.entry(name.to_str().unwrap().to_owned()).or_default() += 1);
+        }
+        opened.into_values().collect::<Vec<_>>()
+    };
+
+    let second = anew(&node, &directory);
+    assert_eq!(second.read_inventory().held.len(), 30);
+    assert_eq!(opened(), [1; 30]);
+    assert_eq!(second.read_inventory().held.len(), 30);
+    assert_eq!(opened(), [1; 30], "later ones read anew");
+}
+
+/// Start to first inventory with 10,000 old claims, in time and in time of the processor: `cargo test -p kerf-kubelet-plugin
+/// --test it -- --ignored --nocapture ten_thousand`.
+#[test]
+#[ignore = "a measurement, which only prints"]
+fn ten_thousand_old_claims() {
+    let node = Node::start("[{product: h100-80gb, count: 8}]");
+    let (first, directory) = driver(&node);
+    collect_claims(&node, &first, &paths(&directory), 10_000);
+    drop(first);
+    // Of this thread, see proc_pid_schedstat(5).
+    let processor_time = || {
+        let spent = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        Duration::from_nanos(spent.split(' ').next().unwrap().parse().unwrap())
+    };
+    for round in 0..5 {
+        let driver = anew(&node, &directory);
+        for which in ["first", "second"] {
+            let (started, spent) = (Instant::now(), processor_time());
+            let held = driver.read_inventory().held.len();
+            let (spent, took) = (processor_time() - spent, started.elapsed());
+            println!("round {round}: {held} claims, {which} inventory: {took:?}, {spent:?} of the processor");
+        }
+    }
 }
 
 /// Existing claims select by these.

@@ -1,8 +1,10 @@
 //! The carve engine over the real NVML code and a simulated node: the way of claims.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::time::{Duration, SystemTime};
 
-use kerf_kubelet_plugin::engine::{DeviceName, LockError, PrepareError, PreparedDevice};
+use kerf_kubelet_plugin::engine::{DeviceName, Engine, LockError, PrepareError, PreparedDevice};
 use kerf_mig::{Geometry, Placement};
 
 use crate::engine_node::{
@@ -197,6 +199,36 @@ fn claims_on_different_gpus_do_not_wait_for_each_other() {
     unprepare(&engine, &two);
     node.assert_clean(GPU, "gone");
     node.assert_clean(SECOND, "gone");
+}
+
+/// What was read at the start serves the first who asks, unless it is not true any more.
+#[test]
+fn what_another_process_does_after_the_start_is_seen() {
+    let node = Node::start(H100);
+    let claims = [claim("a", &[MIG_1G]), claim("b", &[MIG_3G])];
+    let other_process = node.engine();
+    let started_long_after_the_last_change = || {
+        let hour_ago = SystemTime::now() - Duration::from_secs(3600);
+        File::open(node.settings().claims).unwrap().set_modified(hour_ago).unwrap();
+        node.engine()
+    };
+    let known = |engine: &Engine| {
+        let mut uids: Vec<_> = engine.prepared_claims().unwrap().into_iter().map(|claim| claim.uid).collect();
+        uids.sort();
+        uids
+    };
+    prepare(&other_process, &claims[0]).unwrap();
+    assert_eq!(known(&started_long_after_the_last_change()), ["a"]);
+    let engine = started_long_after_the_last_change();
+    prepare(&other_process, &claims[1]).unwrap();
+    assert_eq!(known(&engine), ["a", "b"]);
+    let engine = started_long_after_the_last_change();
+    unprepare(&other_process, &claims[0]);
+    assert_eq!(known(&engine), ["b"]);
+    let engine = started_long_after_the_last_change();
+    unprepare(&engine, &claims[1]);
+    assert_eq!(known(&engine), [""; 0]);
+    node.assert_clean(GPU, "gone");
 }
 
 /// Seven pods come and go on one GPU, served by two plugin processes, while MIG mode goes on and off under them.

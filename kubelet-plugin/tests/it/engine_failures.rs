@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kerf_kubelet_plugin::engine::{Engine, ForeignPolicy, Settings};
+use kerf_kubelet_plugin::engine::{Engine, ForeignPolicy, Released, Settings};
 use kerf_mig::Geometry;
 use kerf_nvml::{Code, DriverRoot, Library, MigMode};
 use serde_json::{Value, json};
@@ -254,8 +255,8 @@ fn a_journal_of_a_newer_plugin_is_left_alone() {
     assert_eq!((node.live(GPU), node.cdi(&claim), node.journal_files()), (live, spec, vec!["a.json".to_owned()]));
 }
 
-/// What the CDI file does not tell is asked of the GPU. As long as that does not answer, the claim is neither half released
-/// nor taken for somebody else's, and it holds its devices.
+/// What the CDI file does not tell is asked of the GPU. As long as that does not answer, nothing is taken for somebody else's
+/// or made twice, and the claim holds its devices.
 #[test]
 fn a_damaged_journal_waits_for_the_gpu() {
     let node = Node::start(H100);
@@ -270,25 +271,78 @@ fn a_damaged_journal_waits_for_the_gpu() {
             (0..devices).for_each(|_| faulty.next(function, Fault::Fail(Code::Unknown)));
             engine
         };
-        let errors = [
-            refused(&fails(1), &claim),
-            fails(1).unprepare("a", late()).unwrap_err().to_string(),
-            refused(&fails(3), &engine_node::claim("b", &[MIG_2G])),
-        ];
-        for error in &errors[..2] {
-            assert!(error.contains("unknown error"), "{function}: {error}");
-        }
-        assert!(
-            errors[2].contains("held by claim") || errors[2].contains("unknown error"),
-            "{function}: {}",
-            errors[2]
-        );
-        let engine = node.engine();
+        let error = refused(&fails(1), &claim);
+        assert!(error.contains("unknown error"), "{function}: {error}");
+        let error = refused(&fails(3), &engine_node::claim("b", &[MIG_2G]));
+        assert!(error.contains("held by claim") || error.contains("unknown error"), "{function}: {error}");
         assert_eq!(node.live(GPU), live, "{function}");
-        assert_eq!(prepare(&engine, &claim).unwrap(), prepared, "{function}");
+        let error = fails(2).unprepare("a", late()).unwrap_err().to_string();
+        assert!(error.contains("unknown error"), "{function}: {error}");
+        assert_eq!((node.live(GPU), node.cdi_files().len()), (live.clone(), 1), "{function}");
+        let error = refused(&fails(3), &engine_node::claim("b", &[MIG_2G]));
+        assert!(error.contains("held by claim") || error.contains("unknown error"), "{function}: {error}");
+        assert_eq!(prepare(&node.engine(), &claim).unwrap(), prepared, "{function}");
+        assert_eq!(node.live(GPU), live, "{function}");
     }
     unprepare(&node.engine(), &claim);
     node.assert_clean(GPU, "gone");
+}
+
+/// The kernel's files say which instance the CDI file means: the table, else those of the instances. Where neither can be
+/// read, nobody takes an instance for another.
+#[test]
+fn a_damaged_journal_and_no_file_of_the_kernel_lose_nothing() {
+    let node = Node::start(H100);
+    let claim = claim("a", &[MIG_1G, MIG_3G]);
+    let prepared = prepare(&node.engine(), &claim).unwrap();
+    let live = node.live(GPU);
+    let driver = node.root().join("proc/driver");
+    let files = [driver.join("nvidia-caps/mig-minors"), driver.join("nvidia/capabilities/gpu0/mig")];
+    let hide = |file: &Path| fs::rename(file, file.with_extension("away")).unwrap();
+    let show = |file: &Path| fs::rename(file.with_extension("away"), file).unwrap();
+    let damage = || fs::write(node.settings().claims.join("a.json"), "{").unwrap();
+    let impatient = || node.faulty_engine_with(Settings { patience: Duration::ZERO, ..node.settings() }).0;
+
+    hide(&files[0]);
+    damage();
+    assert_eq!(prepare(&node.engine(), &claim).unwrap(), prepared);
+    assert_eq!(node.live(GPU), live);
+    damage();
+    unprepare(&node.engine(), &claim);
+    node.assert_clean(GPU, "by the files of the instances");
+    prepare(&node.engine(), &claim).unwrap();
+
+    hide(&files[1]);
+    for _ in 0..2 {
+        damage();
+        let engine = node.engine();
+        for error in [refused(&engine, &claim), engine.unprepare("a", late()).unwrap_err().to_string()] {
+            assert!(error.contains("nobody can tell") && error.contains("check that"), "{error}");
+        }
+        let error = refused(&engine, &engine_node::claim("b", &[GPU]));
+        assert!(error.contains("held by claim"), "{error}");
+        assert_eq!(node.live(GPU), live);
+    }
+    let engine = impatient();
+    let Released::Condemned(condemned) = engine.unprepare("a", late()).unwrap() else { panic!("it is released") };
+    assert_eq!(condemned.claim.unplaced.len(), 2);
+    for device in [MIG_2G, GPU] {
+        let error = refused(&engine, &engine_node::claim("b", &[device]));
+        assert!(error.contains("nobody can tell what") && error.contains("which has ended"), "{error}");
+    }
+    assert_eq!((engine.retry_condemned().unwrap().left, node.live(GPU)), (1, live));
+    files.iter().for_each(|file| show(file));
+    assert_eq!(engine.retry_condemned().unwrap().removed.len(), 1);
+    node.assert_clean(GPU, "the files are back");
+
+    prepare(&engine, &claim).unwrap();
+    node.ctl(&["reload"]);
+    let engine = node.engine_anew();
+    damage();
+    files.iter().for_each(|file| hide(file));
+    unprepare(&engine, &claim);
+    files.iter().for_each(|file| show(file));
+    node.assert_clean(GPU, "nothing was in the place");
 }
 
 /// The CDI file of a claim that only looks names an instance as its user's does, and is no witness for its own.

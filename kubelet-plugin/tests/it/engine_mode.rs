@@ -42,6 +42,22 @@ fn mig_left_on_is_switched_off_for_a_whole_gpu() {
     node.assert_clean(GPU, "gone");
 }
 
+/// CUDA finds nothing to compute on in a GPU that is in MIG mode and has no instance.
+#[test]
+fn a_gpu_in_mig_mode_that_denies_it_is_not_handed_out_whole() {
+    let node = Node::start("[{product: h100-80gb, mig: {current: true}}]");
+    let engine = node.engine();
+    let claim = claim("a", &[GPU]);
+    node.ctl(&["fault", "call", "nvmlDeviceGetMigMode", "--code", "NOT_SUPPORTED"]);
+    let error = refused(&engine, &claim);
+    assert!(error.contains("cannot read the MIG mode") && error.contains("not supported"), "{error}");
+    assert_eq!((node.cdi_files(), node.mig_is_on(GPU)), (vec![], true));
+    prepare(&engine, &claim).unwrap();
+    assert!(!node.mig_is_on(GPU));
+    unprepare(&engine, &claim);
+    node.assert_clean(GPU, "gone");
+}
+
 /// A switch that fails, or does not come about, leaves no mode pending: the inventory would withhold the GPU for it.
 #[test]
 fn a_switch_that_fails_leaves_no_mode_pending() {

@@ -1,11 +1,12 @@
 //! The engine's part in a reconcile: what is known on the node, and the release of what is gone from the API server.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use kerf_kubelet_plugin::engine::{Released, Settings};
 
-use crate::engine_node::{GPU, H100, MIG_1G, MIG_3G, Node, claim, late, prepare, soon};
+use crate::engine_node::{Crash, GPU, H100, MIG_1G, MIG_3G, Node, claim, late, prepare, soon};
 
 /// Whatever of a claim is left on the node, it is known, and its release leaves nothing.
 #[test]
@@ -88,6 +89,30 @@ fn a_claim_of_an_earlier_boot_is_told_from_others() {
     assert_eq!(known[0].partitions, []);
     assert_eq!(engine.release_left_behind("a", &|| true).unwrap(), Some(Released::Gone));
     node.assert_clean(GPU, "gone");
+}
+
+/// Whatever its release had come to when it was cut off: the next process need not wait to see it gone either.
+#[test]
+fn a_claim_of_an_earlier_boot_is_one_until_it_is_released() {
+    let node = Node::start(H100);
+    let settings = || Settings { boot_id: "second boot".to_owned(), ..node.settings() };
+    for moment in 0.. {
+        prepare(&node.engine(), &claim("a", &[MIG_1G])).unwrap();
+        node.ctl(&["reload"]);
+        let (dying, _) = node.faulty_engine_watched(settings(), Crash::at(moment));
+        let release = AssertUnwindSafe(|| dying.release_left_behind("a", &|| true).unwrap());
+        let released = catch_unwind(release).is_ok();
+        drop(dying);
+        let (engine, _) = node.faulty_engine_with(settings());
+        let known = engine.known_claims().unwrap();
+        assert!(known.iter().all(|claim| claim.earlier_boot), "moment {moment}: {known:?}");
+        assert_eq!(engine.release_left_behind("a", &|| true).unwrap(), Some(Released::Gone));
+        node.assert_clean(GPU, &format!("moment {moment}"));
+        if released {
+            assert!(moment >= 6, "it has only {moment} moments");
+            return;
+        }
+    }
 }
 
 /// The journal's directory is not synced, so a power cut may take the last files away or bring removed ones back. Nothing on

@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use kerf_kubelet_plugin::engine::{Condemned, Engine, ReleaseError, Released, Retried, Settings, UnprepareError};
 use kerf_nvml::{Code, Process};
+use kerf_nvml_sim::client::Client;
+use kerf_nvml_sim::fault::CallFault;
 
 use crate::engine_node::{
-    self, Fault, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, claim, late, prepare, refused, soon, unprepare,
+    self, Fault, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, SECOND, SECOND_1G, TWO_H100, claim, late, prepare, refused,
+    soon, unprepare,
 };
 
 #[test]
@@ -152,6 +155,84 @@ fn a_gpu_that_fails_lets_the_pod_go() {
         assert!(error.contains("which has ended"), "{function}: {error}");
         assert_eq!(engine.retry_condemned().unwrap().removed.len(), 1);
         node.assert_clean(GPU, function);
+    }
+}
+
+/// What happens to a claim that was condemned without its journal, on a GPU that does not answer.
+#[derive(Clone, Copy, Debug)]
+enum Then {
+    GpuIsBack,
+    GpuIsBackAndCdiFileIsLost,
+    KubeletAsksAgain,
+    KubeletWantsIt,
+    Reload,
+}
+
+/// Nobody knows what a claim has on a GPU that does not answer once its journal is lost. Its pod ends all the same, what it
+/// has elsewhere goes at once, and the rest when the GPU is back.
+#[test]
+fn a_lost_journal_on_a_gpu_that_fails_lets_the_pod_go() {
+    use Then::{GpuIsBack, GpuIsBackAndCdiFileIsLost, KubeletAsksAgain, KubeletWantsIt, Reload};
+    let node = Node::start(TWO_H100);
+    let driver = Client::new(node.root());
+    let claim = claim("a", &[MIG_1G, MIG_3G, SECOND_1G]);
+    let impatient = || node.faulty_engine_with(Settings { patience: Duration::ZERO, ..node.settings() }).0;
+    for (function, then) in [
+        ("nvmlDeviceGetMinorNumber", GpuIsBack),
+        ("nvmlDeviceGetMinorNumber", GpuIsBackAndCdiFileIsLost),
+        ("nvmlDeviceGetGpuInstanceProfileInfo", GpuIsBack),
+        ("nvmlDeviceGetGpuInstanceProfileInfo", KubeletAsksAgain),
+        ("nvmlDeviceGetMinorNumber", KubeletWantsIt),
+        ("nvmlDeviceGetMinorNumber", Reload),
+    ] {
+        let context = format!("{function}, {then:?}");
+        let prepared = prepare(&node.engine(), &claim).unwrap();
+        let live = node.live(GPU);
+        fs::write(node.settings().claims.join("a.json"), "{").unwrap();
+        driver.arm(CallFault::new(function).on(0).always().fails(kerf_nvml_sim::code::Code::UNKNOWN)).unwrap();
+
+        let error = node.engine().unprepare("a", late()).unwrap_err().to_string();
+        assert!(error.contains("unknown error") && error.contains("kernel log"), "{context}: {error}");
+        assert_eq!((node.live(GPU), node.live(SECOND)), (live.clone(), vec![]), "{context}");
+        let Condemned { claim: ended, why } = condemned(impatient().unprepare("a", late()).unwrap());
+        assert!(why.contains("unknown error"), "{context}: {why}");
+        assert_eq!((ended.condemned, ended.unplaced.len()), (true, 2), "{context}");
+
+        // Whatever is there is held, by a process that knows nothing else as well. The other GPU is free.
+        let engine = node.engine();
+        for device in [MIG_2G, GPU] {
+            let error = refused(&engine, &engine_node::claim("b", &[device]));
+            assert!(error.contains("which has ended") || error.contains("unknown error"), "{context}: {error}");
+        }
+        let beside = engine_node::claim("b", &[SECOND_1G]);
+        prepare(&engine, &beside).unwrap();
+        unprepare(&engine, &beside);
+        assert_eq!(engine.retry_condemned().unwrap(), Retried { removed: vec![], left: 1 }, "{context}");
+        assert_eq!(node.live(GPU), live, "{context}");
+
+        if let Reload = then {
+            // Nothing survives it, so nothing has to be asked.
+            node.ctl(&["reload"]);
+            assert_eq!(node.engine_anew().retry_condemned().unwrap().removed.len(), 1);
+        }
+        driver.clear_all().unwrap();
+        match then {
+            GpuIsBack => assert_eq!(engine.retry_condemned().unwrap().removed.len(), 1, "{context}"),
+            GpuIsBackAndCdiFileIsLost => {
+                fs::remove_file(node.settings().cdi.join("k8s.gpu.nvidia.com-claim_a.json")).unwrap();
+                assert_eq!(engine.retry_condemned().unwrap().removed.len(), 1, "{context}");
+            }
+            KubeletAsksAgain => assert_eq!(engine.unprepare("a", late()).unwrap(), Released::Gone, "{context}"),
+            KubeletWantsIt => {
+                assert_eq!(prepare(&engine, &claim).unwrap(), prepared, "{context}");
+                assert_eq!(node.live(GPU), live, "{context}");
+                assert_eq!(engine.retry_condemned().unwrap(), Retried::default(), "{context}");
+                unprepare(&engine, &claim);
+            }
+            Reload => {}
+        }
+        node.assert_clean(GPU, &context);
+        node.assert_clean(SECOND, &context);
     }
 }
 

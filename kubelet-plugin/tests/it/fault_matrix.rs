@@ -343,11 +343,6 @@ fn is_gone_for_good(case: Case) -> bool {
     case.code == Code::GpuIsLost || (case.code == Code::NotFound && finds_it)
 }
 
-/// The answer of a GPU that has no MIG: nothing else is known that would belie it.
-fn is_all_that_is_known(case: Case) -> bool {
-    case.function == "nvmlDeviceGetMigMode" && case.code == Code::NotSupported
-}
-
 /// One sentence for a person: what it is about, and what to do.
 pub(crate) fn is_clear(error: &str) -> anyhow::Result<()> {
     ensure!(!error.contains('\n') && !error.ends_with('.') && error.len() < 600, "it is not one sentence");
@@ -389,9 +384,6 @@ fn play_all(gpus: &str, devices: &[&str], in_driver: bool, codes: usize, at_leas
                 let mut is_called = false;
                 for (code, after) in cases {
                     let case = Case { during, function, nth, code, after };
-                    if is_all_that_is_known(case) {
-                        continue;
-                    }
                     match bench.play(case, &mut tally) {
                         Ok(None) => break,
                         Ok(Some(told)) => {

@@ -10,6 +10,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use kerf_nvml_sim::client::Client;
 use kerf_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use kerf_proto::dra::v1::{
     self, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest,
@@ -40,6 +41,8 @@ enum Act {
     Unprepare,
     /// The program starts, until its lease vouches for what it has published.
     Start,
+    /// The program starts after a reboot, until it has released the claim, which the API server has no more.
+    Reconcile,
 }
 
 /// The devices of each claim.
@@ -60,6 +63,9 @@ const UNPREPARE: [Row; 2] = [
 
 const START: [Row; 1] = [Row { name: "start", prepared: &[0, 1], act: Act::Start, claim: 1, at_least: 20 }];
 
+const RECONCILE: [Row; 1] =
+    [Row { name: "release what was left behind", prepared: &[0, 1], act: Act::Reconcile, claim: 1, at_least: 30 }];
+
 /// How many moments of a row are run when not all are.
 const SAMPLE: usize = 16;
 
@@ -76,6 +82,11 @@ async fn unprepare_survives_sigkill() {
 #[tokio::test]
 async fn the_start_survives_sigkill() {
     matrix(&START).await;
+}
+
+#[tokio::test]
+async fn reconcile_survives_sigkill() {
+    matrix(&RECONCILE).await;
 }
 
 async fn matrix(rows: &[Row]) {
@@ -123,6 +134,9 @@ struct Host {
 /// The instances of each GPU, as [`Node::live`] tells them.
 type Live = BTreeMap<&'static str, Vec<(u32, u32, u32, usize)>>;
 
+/// Path, identity, age and content of a file.
+type File = (PathBuf, u64, i64, i64, Vec<u8>);
+
 /// A claim, and how everything is when it is prepared.
 struct Known {
     claim: v1::Claim,
@@ -158,8 +172,18 @@ impl Host {
             }
         }
         let strike = moment.map_or(Strike::Never, |moment| Strike::Kill(moment.clone()));
+        let mut untouched = Vec::new();
         let trace = match row.act {
-            Act::Start => self.start_under(strike).await,
+            Act::Start => {
+                self.stop();
+                self.start_under(strike, |host| host.plugin.lease_holder().is_some()).await
+            }
+            Act::Reconcile => {
+                self.stop();
+                self.leave_behind(row.claim);
+                untouched = self.files_of_others(row.claim);
+                self.start_under(strike, |host| host.is_released(row.claim)).await
+            }
             call => self.call_under(strike, call, row.claim).await,
         };
         let context = match moment {
@@ -175,6 +199,13 @@ impl Host {
 
         let mut prepared = row.prepared.to_vec();
         prepared.retain(|number| *number != row.claim);
+        if row.act == Act::Reconcile {
+            self.until_released(row.claim, &context).await;
+            assert_eq!(self.files(), untouched, "the other claim is none of its business: {context}");
+            self.assert_prepared(&prepared, &context);
+            let (name, devices) = CLAIMS[row.claim];
+            self.plugin.claim_of(name, devices);
+        }
         if next == Act::Prepare {
             prepared.push(row.claim);
         }
@@ -217,10 +248,51 @@ impl Host {
         trace
     }
 
-    /// Another start, as on a node that the API server knows nothing of.
-    async fn start_under(&mut self, strike: Strike) -> Trace {
+    fn stop(&mut self) {
         self.plugin.process.kill().unwrap();
         self.plugin.process.wait().unwrap();
+    }
+
+    /// The node boots, and meanwhile the claim is deleted: its instances went, its files are there. The other claim keeps
+    /// everything, so that it is seen whether anybody touches it.
+    fn leave_behind(&self, number: usize) {
+        let Known { claim, live, .. } = &self.claims[number];
+        self.plugin.api.remove(&format!("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{}", claim.name));
+        let journal = self.journal(number);
+        let mut record: Value = serde_json::from_slice(&std::fs::read(&journal).unwrap()).unwrap();
+        record["bootId"] = "an earlier boot".into();
+        std::fs::write(&journal, record.to_string()).unwrap();
+        let driver = Client::new(self.node.root());
+        for (place, (gpu, state)) in [GPU, SECOND].into_iter().zip(driver.state().unwrap().gpus).enumerate() {
+            for instance in state.mig.unwrap().instances {
+                let is_its = live[gpu].iter().any(|(_, start, ..)| *start == instance.placement.start);
+                if is_its {
+                    driver.destroy(place, instance.id).unwrap();
+                }
+            }
+        }
+    }
+
+    fn journal(&self, number: usize) -> PathBuf {
+        self.plugin.paths.claims.join(format!("{}.json", self.claims[number].claim.uid))
+    }
+
+    /// Whether the claim has no journal any more, and nobody is at work on it.
+    fn is_released(&self, number: usize) -> bool {
+        let lock = format!("claim-{}.lock", self.claims[number].claim.uid);
+        !self.journal(number).exists() && !self.plugin.paths.locks.join(lock).exists()
+    }
+
+    async fn until_released(&self, number: usize, context: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.is_released(number) {
+            assert!(Instant::now() < deadline, "it is never released: {context}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Another start, as on a node that the API server knows nothing of, until something holds.
+    async fn start_under(&mut self, strike: Strike, holds: impl Fn(&Host) -> bool) -> Trace {
         let api = self.plugin.api.clone();
         api.remove("/apis/kerf.dev/v1alpha1/gpunodes/node-1");
         api.remove("/apis/coordination.k8s.io/v1/namespaces/kerf-system/leases/kubelet-plugin-node-1");
@@ -228,8 +300,8 @@ impl Host {
         let tracer = Tracer::attach(&self.plugin.process, self.plugin.directory.path(), strike);
         self.plugin.go();
         let (mut registered, deadline) = (false, Instant::now() + PATIENCE);
-        while !tracer.has_struck() && self.plugin.lease_holder().is_none() {
-            assert!(Instant::now() < deadline, "no lease");
+        while !tracer.has_struck() && !holds(self) {
+            assert!(Instant::now() < deadline, "it does not come to it");
             registered = registered || self.plugin.try_register().await.is_ok();
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -285,8 +357,13 @@ impl Host {
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
     }
 
-    /// Identity, age and content of every file about a claim.
-    fn files(&self) -> Vec<(PathBuf, u64, i64, i64, Vec<u8>)> {
+    fn files_of_others(&self, number: usize) -> Vec<File> {
+        let uid = &self.claims[number].claim.uid;
+        self.files().into_iter().filter(|(path, ..)| !path.to_str().unwrap().contains(uid.as_str())).collect()
+    }
+
+    /// Every file about a claim.
+    fn files(&self) -> Vec<File> {
         let paths = &self.plugin.paths;
         let directories = [&paths.claims, &paths.cdi].into_iter();
         let files = directories.flat_map(|directory| names(directory).into_iter().map(|name| directory.join(name)));

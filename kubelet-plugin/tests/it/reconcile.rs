@@ -85,6 +85,7 @@ fn known(name: &str) -> PreparedClaim {
         earlier_boot: false,
         devices: vec!["gpu-3b-00-0".into()],
         partitions: Vec::new(),
+        unplaced: Vec::new(),
     }
 }
 

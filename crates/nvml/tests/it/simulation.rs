@@ -75,6 +75,21 @@ fn a_node_is_discovered_and_one_broken_gpu_does_not_hide_the_others() {
     assert_eq!(nvml.gpu_at(nowhere).unwrap_err().code, Code::NotFound);
 }
 
+/// In whatever mode it is: a GPU without MIG is handed out whole, and no one looks at its mode again.
+#[test]
+fn a_gpu_that_tells_profiles_has_mig_whatever_its_mode_says() {
+    let sim = Simulator::start("[{product: h100-80gb}, {product: h100-80gb, mig: {current: true}}, {product: l40s}]");
+    let nvml = sim.open();
+    for (index, mode) in [(0, MigMode::Disabled), (1, MigMode::Enabled)] {
+        let gpu = nvml.gpu(index).unwrap();
+        sim.ctl(&["fault", "call", "nvmlDeviceGetMigMode", "--code", "NOT_SUPPORTED"]);
+        let error = nvml.mig_modes(gpu).unwrap_err();
+        assert_eq!((error.call, error.code), ("nvmlDeviceGetMigMode", Code::NotSupported));
+        assert_eq!(nvml.mig_modes(gpu), Ok(Some(MigModes { current: mode, pending: mode })));
+    }
+    assert_eq!(nvml.mig_modes(nvml.gpu(2).unwrap()), Ok(None));
+}
+
 #[test]
 fn profiles_are_the_products_with_mig_on() {
     let (products, sim) = every_mig_product("true");

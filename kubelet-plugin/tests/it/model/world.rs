@@ -444,8 +444,12 @@ impl World {
         }
         let partitions = record["partitions"].as_array().unwrap();
         let name = |partition: &Value| partition["device"].as_str().unwrap().to_owned();
-        let left = partitions.iter().filter(|partition| partition["state"] != "Planned");
-        known.condemned = (record["condemned"] == true).then(|| left.map(name).collect());
+        let left = partitions.iter().filter(|partition| partition["state"] != "Planned").map(name);
+        // What is known by name only may be there.
+        let is_placed = |it: &&Value| partitions.iter().any(|partition| partition["device"] == it["device"]);
+        let results = record["results"].as_array().unwrap().iter();
+        let unplaced = results.filter(|it| !is_placed(it)).map(name).filter(|name| name.contains("-mig-"));
+        known.condemned = (record["condemned"] == true).then(|| left.chain(unplaced).collect());
         let (own, kept): (Vec<_>, Vec<_>) = partitions
             .iter()
             .filter(|partition| partition["state"] == "Carved")
