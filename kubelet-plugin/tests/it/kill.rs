@@ -182,7 +182,9 @@ impl Host {
                 self.stop();
                 self.leave_behind(row.claim);
                 untouched = self.files_of_others(row.claim);
-                self.start_under(strike, |host| host.is_released(row.claim)).await
+                // The start goes on beside it: to its end, or a moment of it comes in one run and not in the next.
+                let done = |host: &Host| host.is_released(row.claim) && host.plugin.lease_holder().is_some();
+                self.start_under(strike, done).await
             }
             call => self.call_under(strike, call, row.claim).await,
         };
