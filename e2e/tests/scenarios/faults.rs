@@ -79,7 +79,6 @@ async fn pods_end_while_the_api_server_is_away() {
         // What the kubelet had heard of it ends without the API server's help; it tells the rest afterwards.
         let outage = setting("KERF_OUTAGE_SECONDS", OUTAGE_SECONDS)?;
         tokio::time::sleep(Duration::from_secs(u64::try_from(outage)?)).await;
-        world.kerf.check().await?;
         world.cluster.tool(&["start", "kube-apiserver"])?;
         for (name, uid) in pods.into_iter().zip(uids) {
             world.gone(name, uid.as_deref()).await?;

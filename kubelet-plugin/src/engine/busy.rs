@@ -23,7 +23,7 @@ pub(crate) fn processes(all: &[Process], gpu_instance: Option<u32>) -> Option<St
 }
 
 fn describe(pid: u32) -> String {
-    // The host's process ids are seen only with `hostPID`; otherwise the number has to do.
+    // A process that has ended meanwhile has no name any more.
     match fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("process {pid} ({})", name.trim()),
         Err(_) => format!("process {pid}"),
