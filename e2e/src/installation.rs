@@ -202,13 +202,15 @@ impl Installation {
         .await
     }
 
-    /// SIGKILL for all processes of a part: they get no chance to tidy up. The kubelet starts them again.
+    /// SIGKILL for all processes of a part, as soon as there are any: they get no chance to tidy up. The kubelet starts them
+    /// again.
     ///
     /// # Errors
     ///
-    /// When there are none.
+    /// When there are none for too long.
     pub async fn kill(&mut self, part: Part) -> Result<()> {
-        let processes = self.processes(part).await?;
+        let runs = format!("{} runs", part.name());
+        let processes = eventually(&runs, PATIENCE, async || Ok(Some(self.processes(part).await?))).await?;
         self.expect_end(part).await?;
         for process in processes {
             let status = Command::new("kill").args(["-9", &process.to_string()]).status()?;
