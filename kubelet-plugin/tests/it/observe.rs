@@ -68,6 +68,24 @@ async fn ready_is_a_plugin_that_kubelet_and_api_server_know() {
     plugin.answers(address, "/readyz", 200, "ok\n").await;
 }
 
+/// During a rolling update the old plugin is ended once the new one is ready: it has to be the one that is called by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_successor_is_ready_when_it_can_take_over() {
+    let node = Node::start("[{product: h100-80gb}]");
+    let mut old = Plugin::begin(&node.root(), "info", &ANY).await;
+    old.register().await;
+    let old_address = old.address().await;
+    old.answers(old_address, "/readyz", 200, "ok\n").await;
+
+    let mut new = old.beside("5a0c3b2e-0000-4000-8000-000000000002", &[]);
+    let address = new.address().await;
+    let waiting = "waiting for: GpuNode in the API server, registration with the kubelet\n";
+    new.answers(address, "/readyz", 503, waiting).await;
+    new.register().await;
+    new.answers(address, "/readyz", 200, "ok\n").await;
+    assert_eq!(get(old_address, "/readyz"), (200, "ok\n".into()), "it goes on until it is told to end");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_becomes_of_a_claim_is_counted_and_logged() {
     let node = Node::start("[{product: h100-80gb}]");
