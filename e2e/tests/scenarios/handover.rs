@@ -44,7 +44,7 @@ async fn pods_come_and_go_while_kerf_is_updated_and_taken_back() {
                 for part in [Part::KubeletPlugin, Part::Controller] {
                     world.kerf.expect_end(part).await?;
                 }
-                if number / EVERY % 2 == 0 {
+                if (number / EVERY).is_multiple_of(2) {
                     world.kerf.update(&number.to_string())?;
                 } else {
                     world.kerf.roll_back()?;
