@@ -15,7 +15,7 @@ DENY      := $(CACHE)/cargo-deny/0.20.2
 HELM      := $(CACHE)/helm/$(shell sed -n 's/^const helmVersion = "\(.*\)"/\1/p' e2e/cluster/build.go)/helm
 CYCLONEDX := $(CACHE)/cargo-cyclonedx/$(shell sed -n 's/^ARG CYCLONEDX=//p' deploy/Containerfile)
 BASE      := $(CACHE)/base-image
-IMAGES    := $(addprefix $(TARGET)/images/,kubelet-plugin.tar controller.tar)
+IMAGES    := $(addprefix $(TARGET)/images/,kubelet-plugin.tar controller.tar simulator.tar)
 AGAIN     := $(TARGET)/images-again
 FUZZ      := $(TARGET)/fuzz
 DEMO      := /var/lib/kerf-e2e/kerf-demo

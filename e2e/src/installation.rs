@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ContainerStatus, Namespace, Pod};
-use kerf_api::names::{NAMESPACE, plugin_lease};
+use kerf_api::names::{CONTROLLER, NAMESPACE, plugin_lease};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -137,12 +137,22 @@ impl Installation {
         helm(&["rollback", RELEASE, "--namespace", NAMESPACE]).map(|_| ())
     }
 
+    /// `helm test`: a pod of the chart claims a device and lists it.
+    ///
+    /// # Errors
+    ///
+    /// What Helm says.
+    pub fn test(&self) -> Result<()> {
+        helm(&["test", RELEASE, "--namespace", NAMESPACE, "--timeout=60s"]).map(|_| ())
+    }
+
     /// `helm uninstall`, then waits until no pod of kerf is left. Nothing happens where kerf is not installed.
     ///
     /// # Errors
     ///
     /// What Helm says, and when pods stay.
     pub async fn uninstall(&mut self) -> Result<()> {
+        self.former = self.holder().await?.or(self.former.take());
         helm(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found"])?;
         let pods = self.all_pods();
         let ours = ListParams::default().labels("app.kubernetes.io/name=kerf");
@@ -212,11 +222,23 @@ impl Installation {
         let runs = format!("{} runs", part.name());
         let processes = eventually(&runs, PATIENCE, async || Ok(Some(self.processes(part).await?))).await?;
         self.expect_end(part).await?;
-        for process in processes {
-            let status = Command::new("kill").args(["-9", &process.to_string()]).status()?;
-            ensure!(status.success(), "cannot kill process {process} of {}", part.name());
-        }
-        Ok(())
+        signal_kill(&processes)
+    }
+
+    /// SIGKILL for the controller that leads; the other one is left alone.
+    ///
+    /// # Errors
+    ///
+    /// When none leads.
+    pub async fn kill_leader(&mut self) -> Result<()> {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let leader = api.get(CONTROLLER).await?.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
+        // A pod's host name is its own, and the controller's identity begins with it.
+        let leads = |pod: &Pod| pod.metadata.name.as_ref().is_some_and(|name| leader.starts_with(name.as_str()));
+        let pod = self.pods(Part::Controller).await?.into_iter().find(leads);
+        let pod = pod.with_context(|| format!("{leader:?} is none of the controllers"))?;
+        self.expect_end(Part::Controller).await?;
+        signal_kill(&processes_of(&[pod])?)
     }
 
     /// New pods for those of a part, at once: the kubelet waits longer each time before it starts a killed container.
@@ -332,31 +354,44 @@ impl Installation {
         Ok(holder.filter(|holder| !holder.is_empty()))
     }
 
-    /// The processes of a part's running containers, by the container's name in their control group.
     async fn processes(&self, part: Part) -> Result<Vec<u32>> {
-        let pods = self.pods(part).await?;
-        let running = |status: &ContainerStatus| status.state.as_ref().is_some_and(|state| state.running.is_some());
-        let ids: Vec<String> = pods
-            .iter()
-            .flat_map(statuses)
-            .filter(|status| running(status))
-            .filter_map(|status| Some(status.container_id.as_ref()?.rsplit('/').next()?.to_owned()))
-            .collect();
-        let mut processes = Vec::new();
-        for entry in std::fs::read_dir("/proc")? {
-            let entry = entry?;
-            let Some(process) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // A process may end while its file is read.
-            let groups = std::fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
-            if ids.iter().any(|id| groups.contains(id)) {
-                processes.push(process);
-            }
-        }
-        if processes.is_empty() {
-            bail!("{} does not run: {ids:?}", part.name());
-        }
-        Ok(processes)
+        processes_of(&self.pods(part).await?)
     }
+}
+
+/// The processes of the running containers of pods, by the container's name in their control group.
+fn processes_of(pods: &[Pod]) -> Result<Vec<u32>> {
+    let running = |status: &ContainerStatus| status.state.as_ref().is_some_and(|state| state.running.is_some());
+    let ids: Vec<String> = pods
+        .iter()
+        .flat_map(statuses)
+        .filter(|status| running(status))
+        .filter_map(|status| Some(status.container_id.as_ref()?.rsplit('/').next()?.to_owned()))
+        .collect();
+    let mut processes = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // A process may end while its file is read.
+        let groups = std::fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
+        if ids.iter().any(|id| groups.contains(id)) {
+            processes.push(process);
+        }
+    }
+    ensure!(
+        !processes.is_empty(),
+        "no process of {:?} runs",
+        pods.iter().map(|pod| &pod.metadata.name).collect::<Vec<_>>()
+    );
+    Ok(processes)
+}
+
+fn signal_kill(processes: &[u32]) -> Result<()> {
+    for process in processes {
+        let status = Command::new("kill").args(["-9", &process.to_string()]).status()?;
+        ensure!(status.success(), "cannot kill process {process}");
+    }
+    Ok(())
 }
 
 fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {

@@ -1,7 +1,7 @@
 //! One scenario's world: a namespace, simulated GPUs, kerf installed, and words to act and look with.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::FutureExt;
@@ -35,6 +35,8 @@ pub struct World {
     pub simulation: Simulation,
     /// kerf.
     pub kerf: Installation,
+    /// From `helm install` until the node's slices were published.
+    pub installed_in: Duration,
     namespace: String,
 }
 
@@ -82,6 +84,7 @@ impl World {
         let slices: Api<ResourceSlice> = Api::all(client.clone());
         slices.delete_collection(&DeleteParams::default(), &ours()).await?;
         let simulation = Simulation::start(node, directory, directory).await?;
+        let started = Instant::now();
         kerf.install(simulation.root()).await?;
         // Pods of an earlier run can only end while a plugin is there to release their claims.
         clear(&client).await?;
@@ -91,9 +94,10 @@ impl World {
             "metadata": { "name": namespace, "labels": { "kerf.dev/e2e": "true" } },
         }))?;
         Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &object).await?;
-        let world = World { cluster, client, simulation, kerf, namespace };
+        let mut world = World { cluster, client, simulation, kerf, installed_in: Duration::ZERO, namespace };
         world.kerf.registered().await?;
         world.published().await?;
+        world.installed_in = started.elapsed();
         Ok(world)
     }
 

@@ -4,6 +4,8 @@
 //! kerf's own and not those of starting a pod.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -39,6 +41,7 @@ async fn main() -> Result<()> {
     let mut figures = Figures::new();
     measure("", json!("none"), rounds, &directory, &mut figures).await?;
     measure("real_", json!("real"), real_rounds, &directory, &mut figures).await?;
+    figures.insert("disk_sync_p50_ms".to_owned(), milliseconds(disk_sync(&directory)?));
     for program in ["kerf-kubelet-plugin", "kerf-controller"] {
         let bytes = std::fs::metadata(built(program)?)?.len();
         let name = program.trim_start_matches("kerf-").replace("kubelet-", "");
@@ -51,6 +54,22 @@ async fn main() -> Result<()> {
     std::fs::write(&report, format!("{text}\n"))?;
     println!("{text}");
     Ok(())
+}
+
+/// How long the machine takes to put one small file on disk: each prepare waits for it once, and machines differ.
+fn disk_sync(directory: &Path) -> Result<Duration> {
+    let path = directory.join("sync");
+    let mut times = Vec::new();
+    for _ in 0..200 {
+        let mut file = File::create(&path)?;
+        file.write_all(&[b'x'; 2048])?;
+        let begin = Instant::now();
+        file.sync_all()?;
+        times.push(begin.elapsed());
+    }
+    std::fs::remove_file(&path)?;
+    times.sort();
+    Ok(times[times.len() / 2])
 }
 
 /// One kind of device on each of the eight GPUs.
@@ -112,6 +131,7 @@ async fn measure(
             figures.insert(format!("{prefix}round8_{name}_{act}_ms"), milliseconds(times[times.len() / 2]));
         }
     }
+    figures.insert(format!("{prefix}install_to_published_s"), world.installed_in.as_secs_f64());
     for (name, part) in [("plugin", Part::KubeletPlugin), ("controller", Part::Controller)] {
         // Of several controllers the one that leads is the largest.
         let kib = world.kerf.resident_kib(part).await?.into_iter().max().unwrap_or_default();

@@ -37,6 +37,28 @@ fn every_situation_renders_on_every_kubernetes() {
     render("kerf", NAMESPACE, &["--kube-version", "v1.34.4-gke.1"]).expect("a distribution's version is one");
 }
 
+/// The simulator's chart is made for the node file that the simulator reads, and refuses what it would not.
+#[test]
+fn the_simulators_chart_is_sound() {
+    let chart = deploy().join("sim-chart");
+    let chart = chart.to_str().unwrap();
+    helm(&["lint", "--strict", chart]).unwrap();
+    for version in KUBERNETES {
+        let rendered = helm(&["template", "sim", chart, "--kube-version", version]).unwrap();
+        assert!(rendered.contains("product: h100-80gb") && rendered.contains("kind: DaemonSet"), "{rendered}");
+    }
+    for (value, words) in [
+        ("node.gpus=[]", "gpus"),
+        (r#"node.gpu=["h100-80gb"]"#, "gpu"),
+        (r#"driverRoot="/run""#, "driverRoot"),
+        (r#"driverRoot="driver""#, "driverRoot"),
+        (r#"image.pullPolicy="Sometimes""#, "pullPolicy"),
+    ] {
+        let refused = helm(&["template", "sim", chart, "--set-json", value]).unwrap_err().to_string();
+        assert!(refused.contains(words), "{value}: {refused}");
+    }
+}
+
 /// What a user gets wrong, and the words that must be in the answer.
 const REFUSED: &[(&[&str], &[&str])] = &[
     // What the schema refuses.

@@ -1,0 +1,76 @@
+//! kerf comes, goes and changes its leader, and the pods that use its devices do not notice.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kerf_e2e::{Claim, NodeFile, Part, Request, World, eventually, scenario};
+use kube::Api;
+use kube::api::{DeleteParams, ListParams};
+
+/// A killed leader's lease runs out within 10 s, and the other one looks every 2 s; what it writes takes its time, too.
+const TAKEOVER: Duration = Duration::from_secs(15);
+
+/// What Helm leaves of kerf in the cluster, by kind.
+const KINDS: &str = "all,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,deviceclasses,\
+                     validatingadmissionpolicies,validatingadmissionpolicybindings,poddisruptionbudgets,configmaps,crds";
+
+#[tokio::test]
+async fn kerf_is_removed_and_installed_again_under_running_pods() {
+    scenario("reinstall", NodeFile::new().gpus("h100-80gb", 2), async |world| {
+        world.run_ready("slice", &Claim::of(&[Request::mig("gpu", "3g.40gb")])).await?;
+        world.run_ready("whole", &Claim::of(&[Request::gpu("gpu")])).await?;
+        let before = world.mig_uuids("slice", "main")?;
+
+        world.kerf.uninstall().await?;
+        let arguments =
+            ["get", KINDS, "--all-namespaces", "--output=name", "--selector=app.kubernetes.io/instance=kerf"];
+        let left = world.cluster.kubectl(&arguments)?;
+        ensure!(left.trim() == "customresourcedefinition.apiextensions.k8s.io/gpunodes.kerf.dev", "{left}");
+        undisturbed(world).await?;
+
+        world.kerf.install(world.simulation.root()).await?;
+        world.kerf.registered().await?;
+        world.published().await?;
+        undisturbed(world).await?;
+        ensure!(world.mig_uuids("slice", "main")? == before, "the slice is the one it was");
+        world.kerf.test()?;
+        world.run_ready("beside", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
+        for pod in ["slice", "whole", "beside"] {
+            world.delete(pod).await?;
+        }
+        world.nothing_is_left().await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_killed_leader_is_replaced() {
+    scenario("leader_killed", NodeFile::new().gpus("h100-80gb", 1), async |world| {
+        world.kerf.rolled_out(Part::Controller).await?;
+        let slices = world.published().await?;
+        world.kerf.kill_leader().await?;
+        let api: Api<ResourceSlice> = Api::all(world.client.clone());
+        let name = slices.first().and_then(|slice| slice.metadata.name.clone()).unwrap_or_default();
+        api.delete(&name, &DeleteParams::default()).await?;
+        eventually("the other controller writes the slice again", TAKEOVER, async || {
+            let now = api.list(&ListParams::default()).await?.items;
+            let names = |slices: &[ResourceSlice]| -> BTreeSet<_> {
+                slices.iter().filter_map(|slice| slice.metadata.name.clone()).collect()
+            };
+            Ok((names(&now) == names(&slices)).then_some(()))
+        })
+        .await
+    })
+    .await;
+}
+
+/// The pods' containers run and were never restarted.
+async fn undisturbed(world: &World) -> Result<()> {
+    for pod in world.pods().list(&ListParams::default()).await? {
+        let statuses = pod.status.unwrap_or_default().container_statuses.unwrap_or_default();
+        ensure!(statuses.iter().all(|status| status.ready && status.restart_count == 0), "{statuses:?}");
+    }
+    Ok(())
+}
