@@ -156,7 +156,7 @@ demo: ## Show kerf at work on a cluster of its own with simulated GPUs
 	@echo "Stop it and leave nothing behind:   make demo-down"
 
 demo-down: $(CLUSTER) ## End the demo and leave nothing behind
-	@if [ -f $(DEMO)/processes ]; then $(TARGET)/debug/kerf-demo --state $(DEMO) down; fi
+	@if [ -f $(DEMO)/process ]; then $(TARGET)/debug/kerf-demo --state $(DEMO) down; fi
 	@$(CLUSTER) down --purge
 	@rm -rf $(DEMO)
 
