@@ -37,6 +37,8 @@ pub struct World {
     pub kerf: Installation,
     /// From `helm install` until the node's slices were published.
     pub installed_in: Duration,
+    /// How long to wait for what must come; a scenario that breaks Kubernetes itself asks for more.
+    pub patience: Duration,
     namespace: String,
 }
 
@@ -94,7 +96,8 @@ impl World {
             "metadata": { "name": namespace, "labels": { "kerf.dev/e2e": "true" } },
         }))?;
         Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &object).await?;
-        let mut world = World { cluster, client, simulation, kerf, installed_in: Duration::ZERO, namespace };
+        let mut world =
+            World { cluster, client, simulation, kerf, installed_in: Duration::ZERO, patience: PATIENCE, namespace };
         world.kerf.registered().await?;
         world.published().await?;
         world.installed_in = started.elapsed();
@@ -109,7 +112,7 @@ impl World {
     /// Waits until kerf has published a complete pool for the node, and returns its slices in name order.
     pub async fn published(&self) -> Result<Vec<ResourceSlice>> {
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
-        eventually("the node's slices are published", PATIENCE, async || {
+        eventually("the node's slices are published", self.patience, async || {
             self.kerf.check().await?;
             let slices = api.list(&ours()).await?.items;
             let complete = slices.first().is_some_and(|first| {
@@ -181,7 +184,7 @@ impl World {
     /// Waits until all containers of a pod run.
     pub async fn ready(&self, name: &str) -> Result<()> {
         let api = self.pods();
-        eventually(&format!("pod {name} runs"), PATIENCE, async || {
+        eventually(&format!("pod {name} runs"), self.patience, async || {
             let pod = api.get(name).await?;
             let status = pod.status.unwrap_or_default();
             let statuses = status.container_statuses.unwrap_or_default();
@@ -190,10 +193,21 @@ impl World {
         .await
     }
 
+    /// Fails unless all containers of a pod run and none was ever restarted.
+    pub async fn undisturbed(&self, name: &str) -> Result<()> {
+        let status = self.pods().get(name).await?.status.unwrap_or_default();
+        let statuses = status.container_statuses.unwrap_or_default();
+        ensure!(
+            !statuses.is_empty() && statuses.iter().all(|status| status.ready && status.restart_count == 0),
+            "{statuses:?}"
+        );
+        Ok(())
+    }
+
     /// Waits until the scheduler has said that it cannot place a pod, and returns its words.
     pub async fn waits(&self, name: &str) -> Result<String> {
         let api = self.pods();
-        eventually(&format!("pod {name} is unschedulable"), PATIENCE, async || {
+        eventually(&format!("pod {name} is unschedulable"), self.patience, async || {
             let conditions = api.get(name).await?.status.unwrap_or_default().conditions.unwrap_or_default();
             Ok(conditions
                 .into_iter()
@@ -209,7 +223,7 @@ impl World {
     pub async fn event(&self, pod: &str, reason: &str) -> Result<String> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let fields = format!("involvedObject.name={pod},reason={reason}");
-        eventually(&format!("event {reason} of pod {pod}"), PATIENCE, async || {
+        eventually(&format!("event {reason} of pod {pod}"), self.patience, async || {
             let events = api.list(&ListParams::default().fields(&fields)).await?;
             Ok(events.items.into_iter().find_map(|event| event.message))
         })
@@ -226,7 +240,7 @@ impl World {
     /// Waits until the pod with this UID is gone.
     pub async fn gone(&self, name: &str, uid: Option<&str>) -> Result<()> {
         let api = self.pods();
-        eventually(&format!("pod {name} is gone"), PATIENCE, async || {
+        eventually(&format!("pod {name} is gone"), self.patience, async || {
             Ok(api.get_opt(name).await?.is_none_or(|pod| pod.metadata.uid.as_deref() != uid).then_some(()))
         })
         .await
@@ -302,7 +316,7 @@ impl World {
 
     /// The GPU instances that live on the node, after the given number was reached.
     pub async fn instances(&self, count: usize) -> Result<Vec<(String, InstanceState)>> {
-        eventually(&format!("{count} GPU instances live on the node"), PATIENCE, async || {
+        eventually(&format!("{count} GPU instances live on the node"), self.patience, async || {
             let instances = self.simulation.instances()?;
             if instances.len() != count {
                 bail!("{} live: {instances:?}", instances.len());
@@ -338,7 +352,7 @@ impl World {
     /// A plugin that ends in order takes its devices out of the API at once.
     async fn withdrawn(&mut self) -> Result<()> {
         self.kerf.keep_plugin_away(true).await?;
-        eventually("the slices of the plugin that ended are withdrawn", PATIENCE, async || {
+        eventually("the slices of the plugin that ended are withdrawn", self.patience, async || {
             Ok(self.slices().await?.is_empty().then_some(()))
         })
         .await
@@ -350,7 +364,7 @@ impl World {
         let node = self.cluster.node()?;
         let journal = node.kubelet_root.join("plugins").join(DRIVER).join("claims");
         for directory in [&node.cdi_root, &journal] {
-            eventually("the node's files are gone", PATIENCE, async || {
+            eventually("the node's files are gone", self.patience, async || {
                 let left = files(directory)?;
                 ensure!(left.is_empty(), "{} still holds {left:?}", directory.display());
                 Ok(Some(()))

@@ -32,7 +32,7 @@ async fn kubelet_restart_keeps_ids_and_pods() {
         let after = world.instances(1).await?.remove(0).1;
         ensure!(before.id == after.id, "{before:?} became {after:?}");
         ensure!(before.compute_instances[0].uuid == after.compute_instances[0].uuid, "{before:?} became {after:?}");
-        undisturbed(world, "steady").await?;
+        world.undisturbed("steady").await?;
         world.run_ready("next", &Claim::of(&[Request::mig("gpu", "2g.20gb")])).await?;
         world.delete("steady").await?;
         world.instances(1).await?;
@@ -49,13 +49,13 @@ async fn plugin_killed_while_pods_run_cleans_up_after_its_return() {
         let before = world.instances(1).await?.remove(0).1;
 
         world.kerf.kill(Part::KubeletPlugin).await?;
-        undisturbed(world, "slice").await?;
+        world.undisturbed("slice").await?;
         world.kerf.registered().await?;
         world.run_ready("after", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
         let after = world.instances(2).await?;
         ensure!(after.iter().any(|(_, instance)| instance.id == before.id), "{after:?}");
-        undisturbed(world, "slice").await?;
-        undisturbed(world, "whole").await?;
+        world.undisturbed("slice").await?;
+        world.undisturbed("whole").await?;
         for pod in ["slice", "whole", "after"] {
             world.delete(pod).await?;
         }
@@ -80,24 +80,14 @@ async fn plugin_away_for_40_seconds_takes_its_slices_along() {
             ensure!(world.slices().await?.is_empty(), "slices came back without a plugin");
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
-        undisturbed(world, "steady").await?;
+        world.undisturbed("steady").await?;
         world.kerf.keep_plugin_away(false).await?;
         world.kerf.registered().await?;
         world.published().await?;
         world.run_ready("next", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
-        undisturbed(world, "steady").await
+        world.undisturbed("steady").await
     })
     .await;
-}
-
-/// The pod's containers run and were never restarted.
-async fn undisturbed(world: &World, pod: &str) -> Result<()> {
-    let statuses = world.pods().get(pod).await?.status.unwrap_or_default().container_statuses.unwrap_or_default();
-    ensure!(
-        !statuses.is_empty() && statuses.iter().all(|status| status.ready && status.restart_count == 0),
-        "{statuses:?}"
-    );
-    Ok(())
 }
 
 async fn slice_uids(world: &World) -> Result<BTreeSet<String>> {
