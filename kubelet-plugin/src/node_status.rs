@@ -135,7 +135,7 @@ async fn write(
                 owner_references: Some(vec![node::owner(client, node_name).await?]),
                 ..ObjectMeta::default()
             };
-            let gpu_node = GpuNode { metadata, spec: GpuNodeSpec {}, status: None };
+            let gpu_node = GpuNode { metadata, spec: GpuNodeSpec::default(), status: None };
             let params = PostParams::default();
             node::within(api.create(&params, &gpu_node), "the GpuNode cannot be created, are kerf's CRDs installed?")
                 .await?

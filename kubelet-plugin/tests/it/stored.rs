@@ -177,7 +177,7 @@ impl Writer {
             Driver::new(files, "gpu.nvidia.com", &paths, ForeignPolicy::Keep, events, changed, Metrics::default());
         let mut status = driver.read_inventory().status;
         (status.boot_id, status.registered) = ("first boot".to_owned(), true);
-        let mut gpu_node = GpuNode::new("node-1", GpuNodeSpec {});
+        let mut gpu_node = GpuNode::new("node-1", GpuNodeSpec::default());
         gpu_node.status = Some(status);
         gpu_node
     }
