@@ -143,8 +143,8 @@ fn read_instances(
     let instances = nvml.gpu_instances(gpu)?.into_iter().filter_map(|instance| {
         let compute_instances = match nvml.compute_instances(gpu, instance.id) {
             Ok(found) => found,
-            // Destroyed since it was listed.
-            Err(error) if error.is_gone() => return None,
+            // Destroyed since it was listed. Drivers have more than one code for what is not there any more.
+            Err(error) if error.is_gone() || !is_listed(nvml, gpu, instance) => return None,
             Err(error) => return Some(Err(error)),
         };
         let compute_instances = compute_instances.into_iter();
@@ -159,6 +159,11 @@ fn read_instances(
     let mut instances = instances.collect::<Result<Vec<_>, _>>()?;
     instances.sort_by_key(|instance| instance.id);
     Ok(instances)
+}
+
+/// Whether an instance is there still, as far as NVML tells.
+fn is_listed(nvml: &dyn Nvml, gpu: kerf_nvml::Gpu, instance: GpuInstance) -> bool {
+    nvml.gpu_instances(gpu).map_or(true, |listed| listed.contains(&instance))
 }
 
 /// The claim that an instance was carved for. While it is being carved its id is not in the journal yet, but its name is.

@@ -1,5 +1,8 @@
 //! One node after another, as NVML would tell of it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use kerf_api::{Attribute, Gpu, GpuOffer, MigMode as ApiMigMode, MigPlacement};
 use kerf_mig::{Engines, Placement, Profile};
 use kerf_nvml::{
@@ -24,6 +27,9 @@ struct FakeGpu {
     modes: Result<Option<MigModes>, Error>,
     profiles: Result<Vec<Profile>, Error>,
     instances: Result<Vec<GpuInstance>, Error>,
+    /// Why compute instances cannot be listed, and how often GPU instances are listed before they are gone.
+    broken: Option<(Error, u32)>,
+    listings: Arc<AtomicU32>,
     processes: Result<Vec<Process>, Error>,
 }
 
@@ -74,10 +80,18 @@ impl Nvml for Fake {
     }
 
     fn gpu_instances(&self, gpu: kerf_nvml::Gpu) -> Result<Vec<GpuInstance>, Error> {
-        self.at(gpu).instances.clone()
+        let gpu = self.at(gpu);
+        let listings = gpu.listings.fetch_add(1, Ordering::Relaxed);
+        match gpu.broken {
+            Some((_, listed)) if listings >= listed => Ok(Vec::new()),
+            _ => gpu.instances.clone(),
+        }
     }
 
-    fn compute_instances(&self, _: kerf_nvml::Gpu, gpu_instance: u32) -> Result<Vec<ComputeInstance>, Error> {
+    fn compute_instances(&self, gpu: kerf_nvml::Gpu, gpu_instance: u32) -> Result<Vec<ComputeInstance>, Error> {
+        if let Some((error, _)) = &self.at(gpu).broken {
+            return Err(error.clone());
+        }
         Ok(vec![ComputeInstance { id: 0, uuid: format!("MIG-{gpu_instance}") }])
     }
 
@@ -124,6 +138,8 @@ fn gpu(bus: u8, architecture: &str) -> FakeGpu {
         modes: Ok(None),
         profiles: Ok(Vec::new()),
         instances: Ok(Vec::new()),
+        broken: None,
+        listings: Arc::default(),
         processes: Err(Error { call: "the inventory asks only where it has to", code: Code::Unknown }),
     }
 }
@@ -387,6 +403,22 @@ fn an_instance_that_is_kept_blocks_its_place_while_a_claim_uses_it() {
     assert_eq!((blocked.reason.as_str(), blocked.usable.as_deref()), ("ForeignInstance", Some(device)));
     assert_eq!(blocked.placement, Some(MigPlacement { start: 4, size: 1 }));
     assert!(blocked.message.contains("was there before claim default/user (user)"), "{}", blocked.message);
+}
+
+/// It says nothing about the GPU that one of its instances was destroyed while they were read.
+#[test]
+fn an_instance_that_goes_meanwhile_is_gone() {
+    let error = Error { call: "nvmlGpuInstanceGetComputeInstances", code: Code::InvalidArgument };
+    for (listed, withheld) in [(1, None), (9, Some(UNREADABLE))] {
+        let gpu = FakeGpu {
+            instances: Ok(vec![instance(3, 5)]),
+            broken: Some((error.clone(), listed)),
+            processes: Ok(Vec::new()),
+            ..mig_gpu(0x3b, "Hopper", MigMode::Enabled, MigMode::Enabled)
+        };
+        let inventory = read_node(vec![gpu], Vec::new());
+        assert_eq!(reason(&inventory.status.gpus[0]), withheld, "listed {listed} times");
+    }
 }
 
 /// Under each policy, idle, in use, and where nobody knows.
