@@ -8,6 +8,7 @@ mod gpu_node;
 pub mod names;
 pub mod opaque;
 pub mod problem;
+pub mod quantity;
 
 pub use gpu_node::{
     Attribute, Blocked, ComputeInstanceStatus, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuOffer,

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// Words have no more characters. Whoever writes more is not answered in full.
+const LONGEST_WORD: usize = 64;
+
 /// One mistake in an object.
 ///
 /// Shown as `spec.layout.name: no layout "mixt"; did you mean "mixed"?`.
@@ -39,14 +42,33 @@ impl fmt::Display for Problem {
     }
 }
 
+/// Problems as one text with `separator` between them: of many the first, and how many more there are.
+pub fn joined(problems: &[Problem], separator: &str) -> String {
+    /// What a person reads at once, and far below what an Event or an answer of the API server may hold.
+    const SHOWN: usize = 10;
+    let shown = problems.iter().take(SHOWN).map(ToString::to_string);
+    let more = problems.len().checked_sub(SHOWN).filter(|more| *more > 0);
+    let lines: Vec<String> = shown.chain(more.map(|more| format!("and {more} more"))).collect();
+    lines.join(separator)
+}
+
 /// The path of a field: `spec.layout`. A name with other characters than a field's is quoted: `limits["a.b"]`.
 pub fn field(path: &str, name: &str) -> String {
     let plain = name.starts_with(|c: char| c.is_ascii_alphabetic())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && name.len() <= LONGEST_WORD;
     match (plain, path.is_empty()) {
         (true, true) => name.to_owned(),
         (true, false) => format!("{path}.{name}"),
-        (false, _) => format!("{path}[{name:?}]"),
+        (false, _) => format!("{path}[{}]", quoted(name)),
+    }
+}
+
+/// What somebody wrote, in quotes and in one line; of a long text its beginning.
+pub fn quoted(text: &str) -> String {
+    match text.char_indices().nth(LONGEST_WORD) {
+        None => format!("{text:?}"),
+        Some((end, _)) => format!("{:?}...", &text[..end]),
     }
 }
 
@@ -57,10 +79,8 @@ pub fn element(path: &str, index: usize) -> String {
 
 /// The known word that the writer of `word` most likely meant: at most a third of it has to be changed, and case is free.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    /// Nobody means a known word by more than this many characters; a bound on the work for what users write.
-    const LONGEST: usize = 64;
-    let written: Vec<char> = word.chars().map(|c| c.to_ascii_lowercase()).take(LONGEST + 1).collect();
-    if written.len() > LONGEST {
+    let written: Vec<char> = word.chars().map(|c| c.to_ascii_lowercase()).take(LONGEST_WORD + 1).collect();
+    if written.len() > LONGEST_WORD {
         return None;
     }
     let by_distance = known.into_iter().map(|known| (distance(&written, known), known));
@@ -100,11 +120,22 @@ mod tests {
     }
 
     #[test]
+    fn of_many_the_first_are_shown() {
+        let problems: Vec<Problem> = (1..=12).map(|n| Problem::new("", n.to_string())).collect();
+        assert_eq!(joined(&problems[..2], "; also "), "1; also 2");
+        assert_eq!(joined(&problems[..10], "\n").lines().count(), 10);
+        assert_eq!(joined(&problems, " "), "1 2 3 4 5 6 7 8 9 10 and 2 more");
+        assert_eq!(joined(&[], "\n"), "");
+    }
+
+    #[test]
     fn paths_are_those_of_kubernetes() {
         assert_eq!(field("", "spec"), "spec");
         assert_eq!(field(&element("spec.config", 2), "opaque"), "spec.config[2].opaque");
         assert_eq!(field("limits", "GPU-1\n"), "limits[\"GPU-1\\n\"]");
         assert_eq!(field("limits", ""), "limits[\"\"]");
+        assert_eq!(field("", &"é".repeat(100)), format!("[\"{}\"...]", "é".repeat(64)));
+        assert_eq!(field("", &"a".repeat(65)), format!("[\"{}\"...]", "a".repeat(64)));
     }
 
     #[test]
