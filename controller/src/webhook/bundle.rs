@@ -1,7 +1,7 @@
 //! The certificates that the API server trusts for the webhook, one of each replica and of those before. Pure.
 //!
 //! Replicas do not know of each other: each adds its own at the end and drops the oldest of too many. Whose was dropped adds
-//! it again, so more replicas than fit would push each other out for ever; the chart allows fewer.
+//! it again, so more replicas than fit would push each other out for ever. One that renews has two: the chart allows half as many.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
@@ -78,6 +78,22 @@ mod tests {
         let full: String = (1..=KEPT).map(certificate).collect();
         assert_eq!(names(&with(&full, &[&certificate(9)]).unwrap()), [2, 3, 4, 5, 6, 7, 8, 9]);
         assert_eq!(with(&full, &[&certificate(1)]), None);
+    }
+
+    /// Whether replicas that all renew at once, as those do that were started at once, come to rest.
+    fn come_to_rest(replicas: usize) -> bool {
+        let own = |replica: usize| [certificate(replica), certificate(100 + replica)];
+        let mut bundle = (0..replicas).map(certificate).collect::<String>();
+        (0..100).any(|_| {
+            let change = (0..replicas).map(own).find_map(|[old, new]| with(&bundle, &[&old, &new]));
+            change.map(|changed| bundle = changed).is_none()
+        })
+    }
+
+    #[test]
+    fn replicas_that_renew_together_leave_each_other_room() {
+        assert!((1..=KEPT / 2).all(come_to_rest));
+        assert!(!come_to_rest(KEPT / 2 + 1), "the chart allows no more than fit");
     }
 
     #[test]

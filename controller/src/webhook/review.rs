@@ -73,23 +73,23 @@ impl Judge {
         let Request { uid, kind, namespace, name, user_info, object } = review.request;
         let Some(checked) = Checked::of(&kind.group, &kind.kind) else {
             debug!(group = %kind.group, kind = %kind.kind, "asked about a kind that is not checked");
-            return Ok(answer(json!({"uid": uid, "allowed": true})));
+            return Ok(answer(&json!({"uid": uid, "allowed": true})));
         };
         let problems = check(checked, &object, &self.driver);
         if problems.is_empty() {
             self.metrics.judged(checked, Verdict::Allowed);
-            return Ok(answer(json!({"uid": uid, "allowed": true})));
+            return Ok(answer(&json!({"uid": uid, "allowed": true})));
         }
         self.metrics.judged(checked, Verdict::Denied);
         let reason = joined(&problems, "; also ");
         info!(kind = checked.name(), %namespace, %name, user = %user_info.username, %reason, "refused when it was written");
         // The API server puts `admission webhook "..." denied the request: ` before it.
         let status = json!({"code": 422, "reason": "Invalid", "message": joined(&problems, "\n")});
-        Ok(answer(json!({"uid": uid, "allowed": false, "status": status})))
+        Ok(answer(&json!({"uid": uid, "allowed": false, "status": status})))
     }
 }
 
-fn answer(response: Value) -> Value {
+fn answer(response: &Value) -> Value {
     json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response})
 }
 

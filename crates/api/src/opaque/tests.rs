@@ -23,7 +23,7 @@ fn mig(sharing: Value) -> Value {
     document("MigDeviceConfig", sharing)
 }
 
-fn mps(settings: Value) -> Value {
+fn mps(settings: &Value) -> Value {
     json!({"strategy": "MPS", "mpsConfig": settings})
 }
 
@@ -45,7 +45,7 @@ fn a_full_configuration_is_read() {
         "defaultPerDevicePinnedMemoryLimit": {"0": "5Gi", "GPU-1f8ab1bb-a5cd-5cb8-6a06-2a2cf9c5e1a1": 1048576},
         "multiUser": true,
     });
-    let Ok(DeviceConfig::Gpu(GpuConfig { sharing: Some(sharing) })) = DeviceConfig::decode(&gpu(mps(settings)), PATH)
+    let Ok(DeviceConfig::Gpu(GpuConfig { sharing: Some(sharing) })) = DeviceConfig::decode(&gpu(mps(&settings)), PATH)
     else {
         panic!("it is not read")
     };
@@ -156,7 +156,7 @@ fn each_mistake_is_told_with_its_place_and_a_way_out() {
             "sharing.strategy: MPS is not in this version of kerf; use TimeSlicing, or leave sharing out",
         ),
         (
-            mig(mps(json!({}))),
+            mig(mps(&json!({}))),
             "sharing.strategy: MPS is not in this version of kerf; use TimeSlicing, or leave sharing out",
         ),
     ] {
@@ -171,7 +171,8 @@ fn settings_of_mps_are_checked() {
     let keys = "use a UUID as nvidia-smi -L prints it (GPU-...), or a number from 0";
     let of_mig = "use a UUID as nvidia-smi -L prints it (MIG-...), or a number from 0";
     let limit = |key: &str, value: Value| json!({"defaultPerDevicePinnedMemoryLimit": {key: value}});
-    let cases: Vec<(fn(Value) -> Value, Value, String)> = vec![
+    type Case = (fn(Value) -> Value, Value, String);
+    let cases: Vec<Case> = vec![
         (gpu, json!({"threads": 1}), "threads: unknown field; known here: defaultActiveThreadPercentage, \
             defaultPinnedDeviceMemoryLimit, defaultPerDevicePinnedMemoryLimit and multiUser".into()),
         (gpu, json!({"multiUsers": true}), "multiUsers: unknown field; did you mean multiUser?".into()),
@@ -212,7 +213,7 @@ fn settings_of_mps_are_checked() {
                 configuration is for; {of_mig}")),
     ];
     for (kind, settings, line) in cases {
-        let parameters = kind(mps(settings));
+        let parameters = kind(mps(&settings));
         let problems = DeviceConfig::decode(&parameters, "").unwrap_err();
         let lines: Vec<_> = problems.iter().map(ToString::to_string).collect();
         assert_eq!(lines, [format!("sharing.mpsConfig.{line}")], "{parameters}");
