@@ -11,7 +11,7 @@ pub mod problem;
 pub mod quantity;
 
 pub use gpu_node::{
-    Attribute, Blocked, ComputeInstanceStatus, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuOffer,
-    MigMode, MigPlacement, MigProfile, MigStatus, Withheld,
+    Attribute, Blocked, ComputeInstanceStatus, ForeignInstances, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec,
+    GpuNodeStatus, GpuOffer, GpuSpec, MigMode, MigPlacement, MigProfile, MigStatus, Withheld,
 };
 pub use problem::Problem;
