@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::Parser;
 use kerf_api::names;
 
+use crate::webhook::WebhookArgs;
+
 /// Publishes the ResourceSlices of every node that kerf's kubelet plugin runs on.
 #[derive(Clone, Debug, Parser)]
 #[command(version)]
@@ -24,6 +26,10 @@ pub struct Args {
     /// Name of this process in leader election; by default the host's name and a random part.
     #[arg(long, env = "KERF_IDENTITY")]
     pub identity: Option<String>,
+
+    /// Whether and where what is written is checked.
+    #[command(flatten)]
+    pub webhook: WebhookArgs,
 
     /// How this program can be observed.
     #[command(flatten)]

@@ -8,7 +8,8 @@
 //!
 //! [`render()`](render::render) and [`diff()`](diff::diff) are pure, [`Index`](index::Index) and
 //! [`Queue`](queue::Queue) synchronous with the caller's clock. Only [`watch`], [`probe`], [`leader`], [`events`] and
-//! [`writer`] talk to the API server. [`metrics`] counts what they do.
+//! [`writer`] talk to the API server. [`metrics`] counts what they do. [`webhook`] stands beside: the API server asks it whether
+//! kerf would refuse what somebody writes.
 
 #![forbid(unsafe_code)]
 
@@ -22,11 +23,12 @@ pub mod liveness;
 pub mod meaning;
 pub mod metrics;
 pub mod probe;
-pub mod quantity;
+mod quantity;
 pub mod queue;
 pub mod render;
 mod run;
 pub mod watch;
+pub mod webhook;
 pub mod writer;
 
 pub use run::{RunError, run};

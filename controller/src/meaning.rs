@@ -7,9 +7,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1::{Counter, DeviceCapacity, ResourcePool, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kerf_api::quantity::Amount;
 use sha1::{Digest as _, Sha1};
-
-use crate::quantity::Amount;
 
 /// What a slice says, except for its pool's generation and slice count. Equal digests: the same meaning.
 ///

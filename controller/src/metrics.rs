@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use crate::index::{SharedIndex, Standing};
 use crate::liveness::Now;
+use crate::webhook::Checked;
 use crate::writer::WriteError;
 
 /// What a request to write a slice does.
@@ -35,9 +36,19 @@ pub enum Class {
     Dropped,
 }
 
+/// What the webhook said of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// There is nothing against it.
+    Allowed,
+    /// kerf would refuse it.
+    Denied,
+}
+
 /// Counts. Clones share everything.
 #[derive(Clone, Debug)]
 pub struct Metrics {
+    admissions: Family<[(&'static str, &'static str); 2], Counter>,
     writes: Family<[(&'static str, &'static str); 2], Counter>,
     errors: Family<Label, Counter>,
 }
@@ -62,6 +73,17 @@ impl Verb {
             Verb::Create => "create",
             Verb::Update => "update",
             Verb::Delete => "delete",
+        }
+    }
+}
+
+impl Verdict {
+    const ALL: [Verdict; 2] = [Verdict::Allowed, Verdict::Denied];
+
+    fn name(self) -> &'static str {
+        match self {
+            Verdict::Allowed => "allowed",
+            Verdict::Denied => "denied",
         }
     }
 }
@@ -96,7 +118,10 @@ impl Class {
 
 impl Default for Metrics {
     fn default() -> Metrics {
-        let metrics = Metrics { writes: Family::default(), errors: Family::default() };
+        let metrics = Metrics { admissions: Family::default(), writes: Family::default(), errors: Family::default() };
+        for kind in Checked::ALL {
+            Verdict::ALL.iter().for_each(|verdict| drop(metrics.admissions.get_or_create(&admission(kind, *verdict))));
+        }
         for verb in Verb::ALL {
             RESULTS.iter().for_each(|result| drop(metrics.writes.get_or_create(&writes(verb, result))));
         }
@@ -134,6 +159,11 @@ impl Metrics {
         }
     }
 
+    /// The webhook was asked about an object.
+    pub fn judged(&self, kind: Checked, verdict: Verdict) {
+        self.admissions.get_or_create(&admission(kind, verdict)).inc();
+    }
+
     /// The API server did not do what it should.
     pub fn failed(&self, class: Class) {
         self.errors.get_or_create(&[("class", class.name())]).inc();
@@ -148,6 +178,8 @@ impl Metrics {
         let help = "Requests to the API server and watches that failed; class is refused (rights, quotas, admission), \
                     unavailable (no answer, or an error of its own) or dropped (fields that it did not keep)";
         registry.register("kerf_errors", help, self.errors.clone());
+        let help = "Objects that the webhook was asked about when they were written, by their kind; result is allowed or denied";
+        registry.register("kerf_admission", help, self.admissions.clone());
         seen.register(&mut registry);
         registry
     }
@@ -177,6 +209,10 @@ impl Seen {
             move || vec![(Labels::new(), gauge(index.lock().census(Now::read()).slices))],
         );
     }
+}
+
+fn admission(kind: Checked, verdict: Verdict) -> [(&'static str, &'static str); 2] {
+    [("kind", kind.name()), ("result", verdict.name())]
 }
 
 fn writes(verb: Verb, result: &'static str) -> [(&'static str, &'static str); 2] {

@@ -31,6 +31,7 @@ use crate::leader::{Candidate, ClusterStore, is_vacant};
 use crate::metrics::{Metrics, Seen};
 use crate::probe::keep_probing;
 use crate::watch::feed;
+use crate::webhook::{self, Webhook, WebhookError};
 use crate::writer::Writer;
 
 /// Why the controller cannot run.
@@ -65,6 +66,9 @@ pub enum RunError {
     /// See [`BindError`].
     #[error(transparent)]
     Http(#[from] BindError),
+    /// See [`WebhookError`].
+    #[error(transparent)]
+    Webhook(#[from] WebhookError),
     /// A part of the controller is broken: the process ends, to be started anew, rather than run without it.
     #[error("the part that {part} has ended, which it never should")]
     Part {
@@ -81,7 +85,7 @@ pub enum RunError {
 ///
 /// When the cluster's configuration cannot be used, or a part of the controller breaks.
 pub async fn run(args: Args) -> Result<(), RunError> {
-    let Args { driver_name, namespace, kubeconfig, identity, telemetry } = args;
+    let Args { driver_name, namespace, kubeconfig, identity, webhook: webhook_args, telemetry } = args;
     let client = client(kubeconfig).await?;
     let identity = identity.unwrap_or_else(random_identity);
     info!(version = env!("CARGO_PKG_VERSION"), driver = %driver_name, %namespace, %identity, "starting");
@@ -130,6 +134,13 @@ pub async fn run(args: Args) -> Result<(), RunError> {
         keep_probing(probing_client, driver_name.clone(), probed, pending, doubt, metrics.clone(), stop.clone());
     parts.start("probes the API server", fine(probing));
 
+    if let Some(webhook) = Webhook::bind(webhook_args).await? {
+        let pending = readiness.wait_for(webhook::PENDING);
+        let (client, driver, metrics) = (client.clone(), driver_name.clone(), metrics.clone());
+        let serving = webhook.run(client, namespace.clone(), driver, metrics, pending, stop.clone());
+        parts.start("serves the webhook", async { Ok(serving.await?) });
+    }
+
     // After everything that is waited for is known.
     if let Some(address) = telemetry.http_address {
         let server = Server::bind(address).await?;
@@ -150,7 +161,7 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     parts.start("writes ResourceSlices", async move {
         let _last_write = last_write;
         // Before everything is listed, what is not yet listed would look as if it were gone.
-        if writer_stop.run_until_cancelled(readiness.ready()).await.is_some() {
+        if writer_stop.run_until_cancelled(readiness.ready_but_for(webhook::PENDING)).await.is_some() {
             writer.run(writer_stop).await;
         }
         Ok(())

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use k8s_openapi::api::resource::v1::{Counter, Device, ResourceSlice};
+use kerf_api::quantity::Amount;
 use kerf_api::{Blocked, Gpu, GpuInstanceStatus, GpuNode, GpuOffer, MigMode, MigPlacement, Withheld, names};
 use kerf_controller::features::{Counters, ServerFeatures};
-use kerf_controller::quantity::Amount;
 use kerf_controller::render::{Remark, Rendering, render};
 use kerf_mig::Placement;
 

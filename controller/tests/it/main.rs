@@ -12,4 +12,5 @@ mod observe;
 mod probe;
 #[path = "../../../crates/telemetry/testing.rs"]
 mod testing;
+mod webhook;
 mod writer;

@@ -33,6 +33,11 @@ impl Readiness {
         self.pending.borrow().iter().copied().collect()
     }
 
+    /// Returns when nothing is waited for, or nothing but `aside`: for work that does not need it.
+    pub async fn ready_but_for(&self, aside: &str) {
+        let _ = self.pending.subscribe().wait_for(|pending| pending.iter().all(|what| *what == aside)).await;
+    }
+
     /// Returns when nothing is waited for.
     pub async fn ready(&self) {
         // The sender lives as long as `self`, so there always is an answer.
@@ -69,5 +74,16 @@ mod tests {
         let waiting = tokio::spawn(async move { readiness.ready().await });
         drop(b);
         waiting.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn not_everything_waits_for_everything() {
+        let readiness = Readiness::default();
+        let (a, _b) = (readiness.wait_for("a"), readiness.wait_for("b"));
+        let waiting = readiness.clone();
+        let waiting = tokio::spawn(async move { waiting.ready_but_for("b").await });
+        drop(a);
+        waiting.await.unwrap();
+        assert_eq!(readiness.pending(), ["b"]);
     }
 }

@@ -28,6 +28,9 @@ What the schema cannot say in words that help: each check names the value, what 
     {{- fail (printf "%s.digest: %q is no digest, which is sha256: and 64 hexadecimal digits" $name $image.digest) -}}
   {{- end -}}
 {{- end -}}
+{{- if and .Values.webhook.enabled (gt (int $v.controller.replicas) 4) -}}
+  {{- fail (printf "controller.replicas: %v with webhook.enabled, which allows 4: the API server trusts 8 certificates, and a controller that renews its own has two" $v.controller.replicas) -}}
+{{- end -}}
 {{- if not (regexMatch "^([1-9][0-9]*|[1-9][0-9]?%|100%)$" (toString $v.kubeletPlugin.maxSurge)) -}}
   {{- fail (printf "kubeletPlugin.maxSurge: %v is neither a number of nodes, 1 or more, nor a percentage such as 10%%" $v.kubeletPlugin.maxSurge) -}}
 {{- end -}}

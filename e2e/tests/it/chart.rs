@@ -72,6 +72,9 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["listenAddress=localhost"], &["listenAddress", "0.0.0.0", "[::]"]),
     (&["test.device=Tpu"], &["test/device", "Any", "Mig", "Gpu"]),
     (&["controller.image.pullPolicy=Sometimes"], &["pullPolicy", "IfNotPresent"]),
+    (&["webhook.failurePolicy=Open"], &["failurePolicy", "Ignore", "Fail"]),
+    (&["webhook.timeoutSeconds=60"], &["timeoutSeconds", "maximum", "30"]),
+    (&["webhook.port=443"], &["webhook/port", "minimum", "1,024"]),
     (&["controller.replicas=0"], &["controller/replicas", "minimum", "1"]),
     (&["controller.replicas=two"], &["controller/replicas", "got string, want integer"]),
     (&["kubeletPlugin.tolerations=all"], &["tolerations", "want array"]),
@@ -92,6 +95,7 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["kubeletRoot=/"], &["kubeletRoot", "not an absolute path"]),
     (&["cdiRoot=/var/run/../cdi"], &["cdiRoot", "not an absolute path"]),
     (&["logLevel=verbose"], &["logLevel", "\"verbose\"", "error, warn, info, debug, trace"]),
+    (&["controller.replicas=5"], &["controller.replicas", "5", "webhook.enabled", "allows 4"]),
     (&["controller.image.repository=ghcr.io/x/y:1.0"], &["controller.image.repository", "has a tag"]),
     (&["controller.image.repository=Some Image"], &["controller.image.repository", "no name of an image"]),
     (&["kubeletPlugin.image.digest=sha256:12"], &["kubeletPlugin.image.digest", "64 hexadecimal digits"]),
@@ -173,13 +177,14 @@ fn identity(object: &Value) -> (String, String, String) {
     (text(&object["kind"]), text(&metadata["namespace"]), text(&metadata["name"]))
 }
 
-const CLUSTER_WIDE: [&str; 6] = [
+const CLUSTER_WIDE: [&str; 7] = [
     "ClusterRole",
     "ClusterRoleBinding",
     "CustomResourceDefinition",
     "DeviceClass",
     "ValidatingAdmissionPolicy",
     "ValidatingAdmissionPolicyBinding",
+    "ValidatingWebhookConfiguration",
 ];
 
 #[test]
@@ -214,6 +219,27 @@ fn two_releases_live_side_by_side() {
     let together = names("kerf-test", NAMESPACE, &second);
     let common: BTreeSet<&str> = first.intersection(&together).map(|(_, _, name)| name.as_str()).collect();
     assert_eq!(common, ["kerf-controller-leases", "kerf-kubelet-plugin-leases"].into());
+}
+
+/// What is asked about while no controller answers passes, or is refused where it is not the cluster's own.
+#[test]
+fn the_webhook_fails_as_it_is_told_to() {
+    let webhooks = |arguments: &[&str]| {
+        let objects = render("kerf", NAMESPACE, arguments).unwrap();
+        let found = objects.into_iter().find(|object| object["kind"] == "ValidatingWebhookConfiguration");
+        found.map(|configuration| configuration["webhooks"].as_array().unwrap().clone())
+    };
+    for webhook in webhooks(&[]).unwrap() {
+        assert_eq!((&webhook["failurePolicy"], &webhook["namespaceSelector"]), (&"Ignore".into(), &Value::Null));
+    }
+    for webhook in webhooks(&["--set", "webhook.failurePolicy=Fail"]).unwrap() {
+        let exempt = &webhook["namespaceSelector"]["matchExpressions"][0];
+        assert_eq!((&webhook["failurePolicy"], &exempt["operator"]), (&"Fail".into(), &"NotIn".into()));
+        assert_eq!(exempt["values"], serde_json::json!(["kube-system", NAMESPACE]));
+    }
+    assert_eq!(webhooks(&["--set", "webhook.enabled=false"]), None);
+    let off = manifests("kerf", NAMESPACE, &["--set", "webhook.enabled=false"]).unwrap();
+    assert!(!off.contains("webhook"), "nothing of it is left:\n{off}");
 }
 
 #[test]

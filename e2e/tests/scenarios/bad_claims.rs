@@ -1,7 +1,7 @@
 //! Claims that cannot be prepared fail alone, with words that help.
 
 use anyhow::{Context, ensure};
-use kerf_e2e::{Claim, NodeFile, Request, claim_ref, scenario};
+use kerf_e2e::{Claim, NodeFile, Part, Request, claim_ref, scenario};
 use serde_json::json;
 
 #[tokio::test]
@@ -65,6 +65,11 @@ async fn bad_claims_fail_alone_and_say_why() {
 #[tokio::test]
 async fn a_malformed_config_is_told_to_the_pods_owner() {
     scenario("malformed_config", NodeFile::new().gpus("h100-80gb", 1), async |world| {
+        // With the webhook it would not come to that; without it, or before kerf was installed, it does.
+        let off = ["--set", "webhook.enabled=false"];
+        world.kerf.expect_end(Part::Controller).await?;
+        world.kerf.upgrade(&off)?;
+        world.kerf.rolled_out(Part::Controller).await?;
         let parameters = json!({
             "apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig",
             "sharing": { "strategy": "Nonsense" },

@@ -17,3 +17,4 @@ mod rights;
 mod server;
 mod simulated;
 mod torture;
+mod webhook;

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingWebhookConfiguration};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod, Secret, ServiceAccount};
@@ -364,6 +364,29 @@ async fn the_controller_speaks_for_no_node() {
     let lease = Api::<Lease>::namespaced(world.admin, NAMESPACE).get(&name).await.unwrap();
     let act = async || leases.replace(&name, &dry_run(), &lease).await;
     refused("cannot update resource \"leases\"", act).await.unwrap();
+}
+
+/// Who may change what the API server asks whom could have everything sent to itself.
+#[tokio::test]
+async fn the_controller_changes_no_webhook_but_its_own() {
+    let world = World::start().await.unwrap();
+    let api = Api::<ValidatingWebhookConfiguration>::all(world.controller.clone());
+    let (params, patch) = (PatchParams::default(), Patch::Merge(json!({"metadata": {"labels": {"e2e": "true"}}})));
+    let why = "cannot patch resource \"validatingwebhookconfigurations\"";
+    refused(why, async || api.patch("e2e-other", &params, &patch).await).await.unwrap();
+    let why = "cannot list resource \"validatingwebhookconfigurations\"";
+    refused(why, async || api.list(&ListParams::default()).await).await.unwrap();
+    let own = format!("{RELEASE}-webhook");
+    let one = ListParams::default().fields(&format!("metadata.name={own}"));
+    allowed("looks at its own", async || api.list(&one).await).await.unwrap();
+    eventually("may change its own, which is not there", PATIENCE, async || {
+        match api.patch(&own, &params, &patch).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Some(())),
+            other => bail!("{other:?}"),
+        }
+    })
+    .await
+    .unwrap();
 }
 
 #[tokio::test]

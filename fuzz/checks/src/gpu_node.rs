@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::{Counter, Device, DeviceAttribute, ResourceSlice};
+use kerf_api::quantity::Amount;
 use kerf_api::{Gpu, GpuNode, GpuNodeStatus, GpuOffer, MigProfile};
 use kerf_controller::features::{Counters, ServerFeatures};
 use kerf_controller::meaning::Meaning;
-use kerf_controller::quantity::Amount;
 use kerf_controller::render::render;
 
 use crate::dns;

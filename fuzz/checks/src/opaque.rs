@@ -1,23 +1,36 @@
 //! Opaque configurations, as anyone who may write a claim writes them.
 
-use kerf_api::opaque::{API_VERSION, DeviceConfig};
+use kerf_api::opaque::{API_VERSION, DeviceConfig, problems};
 use serde_json::{Value, json};
 
 use crate::json;
 
 /// Whatever is accepted means what it says: written again it is the same document, and nothing that nobody knows is in
-/// it.
+/// it. Whatever is refused has a problem, at a path within the document.
 pub fn opaque_config(data: &[u8]) {
+    const PATH: &str = "spec.config[0].opaque.parameters";
     let Ok(parameters) = serde_json::from_slice::<Value>(data) else { return };
-    let config = match DeviceConfig::decode(&parameters) {
+    let problems = problems(&parameters, PATH);
+    for problem in &problems {
+        let rest = problem.path.strip_prefix(PATH).expect("a path is within the document");
+        assert!(rest.is_empty() || rest.starts_with(['.', '[']), "{problem}");
+        assert!(!problem.message.is_empty() && problem.hint.as_ref().is_none_or(|hint| !hint.is_empty()), "{problem}");
+        assert!(!problem.to_string().contains('\n'), "one line: {problem}");
+    }
+    let decode = |parameters: &Value| DeviceConfig::decode(parameters, PATH);
+    let config = match decode(&parameters) {
         Ok(config) => config,
-        Err(error) => return assert!(!error.to_string().is_empty()),
+        Err(mistakes) => {
+            assert!(!mistakes.is_empty(), "{parameters} is refused without a reason");
+            return assert!(mistakes.iter().all(|mistake| problems.contains(mistake)), "{parameters}: {problems:?}");
+        }
     };
+    assert_eq!(problems, config.unsupported(PATH), "what is read is right: {parameters}");
     let encoded = encode(&config);
-    assert_eq!(DeviceConfig::decode(&encoded).as_ref().ok(), Some(&config), "what is written is read");
+    assert_eq!(decode(&encoded).as_ref().ok(), Some(&config), "what is written is read");
     assert_eq!(normal(encoded), normal(parameters.clone()), "nothing is lost or taken for something else");
     for unknown in json::with_an_unknown_field(&parameters, &["defaultPerDevicePinnedMemoryLimit"]) {
-        assert!(DeviceConfig::decode(&unknown).is_err(), "{unknown}");
+        assert!(decode(&unknown).is_err(), "{unknown}");
     }
 }
 

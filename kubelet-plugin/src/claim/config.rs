@@ -1,7 +1,7 @@
 //! Which opaque configuration applies to a device, and whether kerf can do what it says.
 
-use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
-use kerf_api::opaque::{DeviceConfig, GpuConfig, MigDeviceConfig, SharingStrategy, TimeSlice};
+use k8s_openapi::api::resource::v1::{DeviceAllocationConfiguration, DeviceClaimConfiguration};
+use kerf_api::opaque::DeviceConfig;
 
 use super::{ClaimError, ConfigSource, base_request};
 use crate::engine::DeviceName;
@@ -12,12 +12,16 @@ pub(super) struct AppliedConfig {
     source: ConfigSource,
     /// Empty: for all requests.
     requests: Vec<String>,
+    /// Where its parameters are written.
+    path: String,
     config: DeviceConfig,
 }
 
 /// Decodes this driver's configurations, in order of rising precedence: those of DeviceClasses, then the claim's own.
+/// `written` are those in the claim's spec, to tell the place of what is wrong.
 pub(super) fn decode(
     configs: &[DeviceAllocationConfiguration],
+    written: &[DeviceClaimConfiguration],
     driver: &str,
 ) -> Result<Vec<AppliedConfig>, ClaimError> {
     let mut decoded = Vec::new();
@@ -27,16 +31,29 @@ pub(super) fn decode(
             continue;
         }
         let source = if config.source == "FromClass" { ConfigSource::Class } else { ConfigSource::Claim };
-        let malformed = |error| ClaimError::Malformed { source_of: source, driver: driver.to_owned(), error };
+        let path = path(config, source, written);
+        let read = DeviceConfig::decode(&opaque.parameters.0, &path);
         decoded.push(AppliedConfig {
             source,
             requests: config.requests.clone().unwrap_or_default(),
-            config: DeviceConfig::decode(&opaque.parameters.0).map_err(malformed)?,
+            config: read.map_err(|problems| ClaimError::Config { source_of: source, problems })?,
+            path,
         });
     }
     // The scheduler writes them in this order already; the API does not promise it.
     decoded.sort_by_key(|config| config.source == ConfigSource::Claim);
     Ok(decoded)
+}
+
+/// Where the parameters of a configuration are written. The allocation has its text; its place in the claim is found by
+/// that, and its place in the DeviceClass is not known here.
+fn path(config: &DeviceAllocationConfiguration, source: ConfigSource, written: &[DeviceClaimConfiguration]) -> String {
+    let same = |written: &DeviceClaimConfiguration| {
+        let requests = (written.requests.as_deref(), config.requests.as_deref());
+        written.opaque == config.opaque && requests.0.unwrap_or_default() == requests.1.unwrap_or_default()
+    };
+    let place = written.iter().position(same).filter(|_| source == ConfigSource::Claim);
+    place.map_or("opaque.parameters".to_owned(), |place| format!("spec.devices.config[{place}].opaque.parameters"))
 }
 
 /// The last configuration that applies to a result. One that names the result's request, or the request whose
@@ -69,31 +86,11 @@ pub(super) fn applying<'a>(
 }
 
 impl AppliedConfig {
-    /// Refuses what would have to change something on the GPU: kerf sets neither time slices nor MPS.
+    /// Refuses what would have to change something on the GPU that kerf does not change.
     pub(super) fn check_supported(&self) -> Result<(), ClaimError> {
-        let source_of = self.source;
-        let (strategy, interval, mps) = match &self.config {
-            DeviceConfig::Gpu(GpuConfig { sharing: Some(sharing) }) => (
-                sharing.strategy,
-                sharing.time_slicing_config.as_ref().map(|config| config.interval.unwrap_or_default()),
-                sharing.mps_config.is_some(),
-            ),
-            DeviceConfig::Mig(MigDeviceConfig { sharing: Some(sharing) }) => {
-                (sharing.strategy, None, sharing.mps_config.is_some())
-            }
-            DeviceConfig::Gpu(GpuConfig { sharing: None }) | DeviceConfig::Mig(MigDeviceConfig { sharing: None }) => {
-                return Ok(());
-            }
-        };
-        match (strategy, interval, mps) {
-            (SharingStrategy::TimeSlicing, _, true) | (SharingStrategy::Mps, Some(_), _) => {
-                Err(ClaimError::Contradiction { source_of, strategy })
-            }
-            (SharingStrategy::Mps, None, _) => Err(ClaimError::MpsUnsupported { source_of }),
-            (SharingStrategy::TimeSlicing, None | Some(TimeSlice::Default), false) => Ok(()),
-            (SharingStrategy::TimeSlicing, Some(interval), false) => {
-                Err(ClaimError::TimeSliceUnsupported { source_of, interval })
-            }
+        match self.config.unsupported(&self.path) {
+            problems if problems.is_empty() => Ok(()),
+            problems => Err(ClaimError::Config { source_of: self.source, problems }),
         }
     }
 }

@@ -6,7 +6,8 @@ mod config;
 mod source;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kerf_api::opaque::{DecodeError, SharingStrategy, TimeSlice};
+use kerf_api::Problem;
+use kerf_api::problem::joined;
 
 pub use source::{ApiClaims, ClaimSource, SourceError};
 
@@ -60,15 +61,13 @@ pub enum ClaimError {
     /// The configuration is of a kind that the Kubernetes API did not have when this was built.
     #[error("the claim has a configuration that is not opaque, which this version of kerf cannot read")]
     NotOpaque,
-    /// The opaque configuration cannot be read.
-    #[error("the configuration {source_of} for {driver} cannot be used: {error}")]
-    Malformed {
+    /// The opaque configuration is wrong, or asks for what kerf does not do.
+    #[error("the configuration {source_of} cannot be used: {}", joined(problems, "; also "))]
+    Config {
         /// Where it was written.
         source_of: ConfigSource,
-        /// This driver.
-        driver: String,
-        /// What is wrong with it.
-        error: DecodeError,
+        /// Why, each with the field.
+        problems: Vec<Problem>,
     },
     /// A configuration that names a request fits no device of it.
     #[error(
@@ -85,33 +84,6 @@ pub enum ClaimError {
         device: String,
         /// Kind that the device takes.
         wanted: &'static str,
-    },
-    /// A sharing strategy with the settings of the other.
-    #[error("the configuration {source_of} has strategy {strategy} and settings of another strategy: remove either")]
-    Contradiction {
-        /// Where it was written.
-        source_of: ConfigSource,
-        /// The strategy it names.
-        strategy: SharingStrategy,
-    },
-    /// Multi-Process Service.
-    #[error(
-        "the configuration {source_of} asks for MPS, which this version of kerf does not have: remove the strategy"
-    )]
-    MpsUnsupported {
-        /// Where it was written.
-        source_of: ConfigSource,
-    },
-    /// A time slice other than the default.
-    #[error(
-        "the configuration {source_of} asks for a {interval:?} time slice, and this version of kerf leaves time slices \
-         as they are: use Default"
-    )]
-    TimeSliceUnsupported {
-        /// Where it was written.
-        source_of: ConfigSource,
-        /// What it asks for.
-        interval: TimeSlice,
     },
 }
 
@@ -154,7 +126,10 @@ pub fn check(asked: &ClaimRef, found: Option<&ResourceClaim>, driver: &str, node
     if results.is_empty() {
         return Err(ClaimError::NoDevice { driver: driver.to_owned() });
     }
-    let configs = config::decode(allocation.config.as_deref().unwrap_or_default(), driver)?;
+    let written =
+        found.spec.as_ref().and_then(|spec| spec.devices.as_ref()).and_then(|devices| devices.config.as_deref());
+    let allocated = allocation.config.as_deref().unwrap_or_default();
+    let configs = config::decode(allocated, written.unwrap_or_default(), driver)?;
     let mut devices = Vec::with_capacity(results.len());
     for result in results {
         if result.pool != node {

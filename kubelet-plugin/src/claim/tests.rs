@@ -127,24 +127,26 @@ fn configurations_that_cannot_be_met_are_refused() {
         (
             whole,
             config("FromClaim", json!([]), "GpuConfig", long.clone()),
-            "the configuration of the claim asks for a Long time slice, and this version of kerf leaves time slices as \
-             they are: use Default",
+            "the configuration of the claim cannot be used: opaque.parameters.sharing.timeSlicingConfig.interval: this \
+             version of kerf leaves time slices as they are; use Default",
         ),
         (
             whole,
             config("FromClass", json!(["gpu"]), "GpuConfig", mps.clone()),
-            "the configuration of the DeviceClass asks for MPS, which this version of kerf does not have: remove the \
-             strategy",
+            "the configuration of the DeviceClass cannot be used: opaque.parameters.sharing.strategy: MPS is not in this \
+             version of kerf; use TimeSlicing, or leave sharing out",
         ),
         (
             slice,
             config("FromClaim", json!([]), "MigDeviceConfig", mps),
-            "the configuration of the claim asks for MPS, which this version of kerf does not have: remove the strategy",
+            "the configuration of the claim cannot be used: opaque.parameters.sharing.strategy: MPS is not in this \
+             version of kerf; use TimeSlicing, or leave sharing out",
         ),
         (
             whole,
             config("FromClaim", json!([]), "GpuConfig", json!({"strategy": "TimeSlicing", "mpsConfig": {}})),
-            "the configuration of the claim has strategy TimeSlicing and settings of another strategy: remove either",
+            "the configuration of the claim cannot be used: opaque.parameters.sharing.mpsConfig: settings of MPS, and the \
+             strategy is TimeSlicing; remove either",
         ),
         (
             slice,
@@ -154,16 +156,17 @@ fn configurations_that_cannot_be_met_are_refused() {
         ),
         (
             whole,
-            config("FromClaim", json!([]), "GpuConfig", json!({"strategy": "TimeSlicing", "x": 1})),
-            "the configuration of the claim for gpu.nvidia.com cannot be used: GpuConfig is malformed: unknown field \
-             `x`, expected one of `strategy`, `timeSlicingConfig`, `mpsConfig`",
+            config("FromClaim", json!([]), "GpuConfig", json!({"strategy": "Foo", "mps": 1})),
+            "the configuration of the claim cannot be used: opaque.parameters.sharing.mps: unknown field; known here: \
+             strategy, timeSlicingConfig and mpsConfig; also opaque.parameters.sharing.strategy: \"Foo\" is not known; use \
+             TimeSlicing",
         ),
         (
             // Read strictly even where it would not apply: it is a mistake anyhow.
             whole,
-            config("FromClaim", json!(["other"]), "ComputeDomain", json!(null)),
-            "the configuration of the claim for gpu.nvidia.com cannot be used: its kind is \"ComputeDomain\", known are \
-             \"GpuConfig\" and \"MigDeviceConfig\"",
+            config("FromClaim", json!(["other"]), "VfioDeviceConfig", json!(null)),
+            "the configuration of the claim cannot be used: opaque.parameters.kind: \"VfioDeviceConfig\" is not served: kerf \
+             gives GPUs to containers, not to virtual machines",
         ),
         (
             whole,
@@ -175,6 +178,21 @@ fn configurations_that_cannot_be_met_are_refused() {
         assert_eq!(error.to_string(), message);
         assert!(error.needs_a_person(), "{error}");
     }
+}
+
+/// As at its creation: where the claim has the same configuration, the place in it is told.
+#[test]
+fn the_place_in_the_claim_is_told() {
+    let wrong = config("FromClaim", json!(["gpu"]), "GpuConfig", json!({"strategy": "Foo"}));
+    let mut claim = claim(json!([result("gpu", "gpu-3b-00-0")]), json!([wrong]));
+    let written = |requests: Value| json!({"requests": requests, "opaque": wrong["opaque"]});
+    let devices = json!({"config": [written(json!([])), written(json!(["gpu"]))]});
+    claim.spec.get_or_insert_default().devices = Some(serde_json::from_value(devices).unwrap());
+    assert_eq!(
+        check_claim(&claim).unwrap_err().to_string(),
+        "the configuration of the claim cannot be used: spec.devices.config[1].opaque.parameters.sharing.strategy: \"Foo\" \
+         is not known; use TimeSlicing"
+    );
 }
 
 /// Which of several configurations applies shows in whether the claim is refused.

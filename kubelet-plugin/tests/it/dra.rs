@@ -165,8 +165,8 @@ async fn each_claim_of_a_call_has_its_own_fate() {
     assert!(error("replaced").starts_with("the claim was replaced by another"), "{}", error("replaced"));
     assert_eq!(
         error("malformed"),
-        "the configuration of the claim for gpu.nvidia.com cannot be used: its apiVersion is \"\", known is \
-         \"resource.nvidia.com/v1beta1\""
+        "the configuration of the claim cannot be used: opaque.parameters.apiVersion: missing; use \
+         resource.nvidia.com/v1beta1"
     );
 }
 

@@ -2,8 +2,13 @@
 
 use std::path::Path;
 
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kerf_api::opaque::{
+    GpuConfig, GpuSharing, MigDeviceConfig, MigDeviceSharing, MpsConfig, SharingStrategy, TimeSlice, TimeSlicingConfig,
+};
 use kerf_api::{Attribute, Blocked, Gpu, GpuNode, GpuNodeStatus, GpuOffer};
 use kube::CustomResourceExt;
+use serde_json::Value;
 
 /// The chart's CRD is generated: `KERF_UPDATE=1 cargo test -p kerf-api` writes it, a plain run compares.
 #[test]
@@ -22,6 +27,43 @@ fn crd_in_the_chart_is_current() {
         "{} is not what the types describe: run KERF_UPDATE=1 cargo test -p kerf-api",
         path.display()
     );
+}
+
+/// `docs/configs.md` has a row for each field that a configuration can have.
+#[test]
+fn every_field_of_a_configuration_is_explained() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configs.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let table = page.split_once("<!-- fields:begin -->").unwrap().1.split_once("<!-- fields:end -->").unwrap().0;
+    let mps = MpsConfig {
+        default_active_thread_percentage: Some(50),
+        default_pinned_device_memory_limit: Some(Quantity("4Gi".into())),
+        default_per_device_pinned_memory_limit: [("0".into(), Quantity("4Gi".into()))].into(),
+        multi_user: Some(true),
+    };
+    let slicing = TimeSlicingConfig { interval: Some(TimeSlice::Default) };
+    let sharing = GpuSharing {
+        strategy: SharingStrategy::Mps,
+        time_slicing_config: Some(slicing),
+        mps_config: Some(mps.clone()),
+    };
+    let mig = MigDeviceSharing { strategy: SharingStrategy::Mps, mps_config: Some(mps) };
+    for document in [
+        serde_json::to_value(GpuConfig { sharing: Some(sharing) }).unwrap(),
+        serde_json::to_value(MigDeviceConfig { sharing: Some(mig) }).unwrap(),
+    ] {
+        for field in fields(&document, "") {
+            assert!(table.contains(&format!("| `{field}` |")), "no row for {field}");
+        }
+    }
+}
+
+/// The paths of all fields, but not of the entries of a map.
+fn fields(value: &Value, path: &str) -> Vec<String> {
+    let own = |name: &String| if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+    let inside = value.as_object().filter(|_| !path.ends_with("defaultPerDevicePinnedMemoryLimit"));
+    let below = inside.into_iter().flatten();
+    below.flat_map(|(name, value)| [vec![own(name)], fields(value, &own(name))].concat()).collect()
 }
 
 /// An older program must read what a newer one wrote, and the other way round.
