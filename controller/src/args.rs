@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{ArgAction, Parser, Subcommand};
 use kerf_api::names;
 
 use crate::webhook::WebhookArgs;
@@ -31,7 +31,27 @@ pub struct Args {
     #[command(flatten)]
     pub webhook: WebhookArgs,
 
+    /// Whether a DeviceClass is made of every MIG profile that the GPUs have: without, those made before are removed.
+    #[arg(long, env = "KERF_GENERATE_DEVICE_CLASSES", default_value_t = true, action = ArgAction::Set)]
+    pub generate_device_classes: bool,
+
+    /// Whether Nodes get the labels of NVIDIA's GPU feature discovery: without, those put there before are removed.
+    #[arg(long, env = "KERF_NODE_LABELS", default_value_t = true, action = ArgAction::Set)]
+    pub node_labels: bool,
+
     /// How this program can be observed.
     #[command(flatten)]
     pub telemetry: kerf_telemetry::TelemetryArgs,
+
+    /// What else to do than to publish.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// What the program can do beside its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+pub enum Command {
+    /// Remove what would stay behind without kerf: the labels of Nodes and the generated DeviceClasses. Controllers that run
+    /// stop writing for a minute.
+    Remove,
 }

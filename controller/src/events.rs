@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Event, EventSource};
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kerf_api::{GpuNode, names};
 use kube::api::PostParams;
-use kube::{Api, Client, Resource as _, ResourceExt as _};
+use kube::{Api, Client, Resource as _};
 use tracing::warn;
 
 use crate::render::Remark;
@@ -21,7 +21,7 @@ const LONGEST_MESSAGE: usize = 1024;
 /// Where Events about objects without a namespace belong.
 const NAMESPACE: &str = "default";
 
-/// Writes Events about GpuNodes. `kubectl describe gpunode` shows them.
+/// Writes Events about GpuNodes and DeviceClasses. `kubectl describe` of the object shows them.
 #[derive(Clone)]
 pub struct Reporter {
     api: Api<Event>,
@@ -36,7 +36,12 @@ impl Reporter {
 
     /// Says `remark` about `gpu_node`. A failure is logged and nothing else: the remark is in the log as well.
     pub async fn report(&self, gpu_node: &GpuNode, remark: &Remark) {
-        let event = self.event(gpu_node, remark, Timestamp::now());
+        self.report_about(gpu_node.object_ref(&()), remark.reason(), &remark.to_string()).await;
+    }
+
+    /// Says something about an object without a namespace; `reason` is one CamelCase word.
+    pub async fn report_about(&self, object: ObjectReference, reason: &str, message: &str) {
+        let event = self.event(object, reason, message, Timestamp::now());
         let params = PostParams::default();
         match tokio::time::timeout(PATIENCE, self.api.create(&params, &event)).await {
             Ok(Ok(_)) => {}
@@ -45,19 +50,18 @@ impl Reporter {
         }
     }
 
-    fn event(&self, gpu_node: &GpuNode, remark: &Remark, now: Timestamp) -> Event {
-        let mut message = remark.to_string();
-        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+    fn event(&self, object: ObjectReference, reason: &str, message: &str, now: Timestamp) -> Event {
+        let message = &message[..message.floor_char_boundary(LONGEST_MESSAGE)];
         Event {
             metadata: ObjectMeta {
-                generate_name: Some(format!("{}.", gpu_node.name_any())),
+                generate_name: object.name.as_ref().map(|name| format!("{name}.")),
                 namespace: Some(NAMESPACE.to_owned()),
                 ..ObjectMeta::default()
             },
             type_: Some("Warning".to_owned()),
-            reason: Some(remark.reason().to_owned()),
-            message: Some(message),
-            involved_object: gpu_node.object_ref(&()),
+            reason: Some(reason.to_owned()),
+            message: Some(message.to_owned()),
+            involved_object: object,
             count: Some(1),
             first_timestamp: Some(Time(now)),
             last_timestamp: Some(Time(now)),

@@ -9,6 +9,9 @@ pub struct ServerFeatures {
     /// Whether devices keep their taints (gate `DRADeviceTaints`). Where they are dropped, a device that cannot be given
     /// out now must not be published.
     pub taints: bool,
+    /// Whether DeviceClasses keep their extended resource (gate `DRAExtendedResource`). Where it is dropped, pods that ask for
+    /// `nvidia.com/mig-1g.10gb` have no class that serves them.
+    pub extended_resources: bool,
 }
 
 /// How shared counters (gate `DRAPartitionableDevices`) can be written.

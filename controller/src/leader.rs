@@ -13,6 +13,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kerf_api::names;
 use kube::Api;
 use kube::api::PostParams;
 use tokio::sync::{Notify, watch};
@@ -87,6 +88,8 @@ pub struct Candidate<S> {
     jitter: fn() -> f64,
     /// The lease as last seen, and when it changed.
     seen: Option<(Lease, Instant)>,
+    /// Whether kerf had been removed when this process came: it is a new kerf, and need not wait.
+    after_removal: bool,
 }
 
 impl<S: Store> Candidate<S> {
@@ -100,7 +103,8 @@ impl<S: Store> Candidate<S> {
         clock: fn() -> Timestamp,
         jitter: fn() -> f64,
     ) -> Candidate<S> {
-        Candidate { store, identity: identity.into(), leading, vacant, clock, jitter, seen: None }
+        let identity = identity.into();
+        Candidate { store, identity, leading, vacant, clock, jitter, seen: None, after_removal: false }
     }
 
     /// Leads whenever it can, until `stop`; then gives the lease up, so that another need not wait.
@@ -166,6 +170,9 @@ impl<S: Store> Candidate<S> {
         let found = self.store.get().await?;
         if let Some(lease) = &found {
             let known = self.seen.as_ref().is_some_and(|(seen, _)| seen.spec == lease.spec);
+            if self.seen.is_none() {
+                self.after_removal = holder(lease) == names::REMOVED;
+            }
             if !known {
                 self.seen = Some((lease.clone(), Instant::now()));
             }
@@ -178,6 +185,8 @@ impl<S: Store> Candidate<S> {
         match self.store.put(wanted).await? {
             Some(lease) => {
                 self.seen = Some((lease, Instant::now()));
+                // The next removal is one of this kerf.
+                self.after_removal = false;
                 Ok(true)
             }
             None => Ok(false),
@@ -190,7 +199,8 @@ impl<S: Store> Candidate<S> {
 
     /// Whether somebody holds it, as far as this process has seen.
     fn is_held(&self, lease: &Lease) -> bool {
-        !is_vacant(lease) && self.expiry().is_some()
+        let removed = self.after_removal && holder(lease) == names::REMOVED;
+        !is_vacant(lease) && !removed && self.expiry().is_some()
     }
 
     /// When the lease that was last seen ends, if it is not renewed; `None` when that is over.

@@ -6,18 +6,21 @@
 //!                                      │ diff:   wanted, there             -> requests
 //! ```
 //!
-//! [`render()`](render::render) and [`diff()`](diff::diff) are pure, [`Index`](index::Index) and
-//! [`Queue`](queue::Queue) synchronous with the caller's clock. Only [`watch`], [`probe`], [`leader`], [`events`] and
-//! [`writer`] talk to the API server. [`metrics`] counts what they do. [`webhook`] stands beside: the API server asks it whether
-//! kerf would refuse what somebody writes.
+//! [`render()`](render::render), [`diff()`](diff::diff), [`classes::plan()`] and [`labels::wanted()`] are pure,
+//! [`Index`](index::Index) and [`Queue`](queue::Queue) synchronous with the caller's clock. Only [`watch`], [`probe`], [`leader`],
+//! [`events`], [`writer`] and the keepers of [`classes`] and [`labels`], which [`upkeep`] runs, talk to the API server.
+//! [`metrics`] counts what they do, and [`remove`] undoes what would stay. [`webhook`] stands beside: the API server asks it
+//! whether kerf would refuse what somebody writes.
 
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod classes;
 pub mod diff;
 pub mod events;
 pub mod features;
 pub mod index;
+pub mod labels;
 pub mod leader;
 pub mod liveness;
 pub mod meaning;
@@ -25,8 +28,10 @@ pub mod metrics;
 pub mod probe;
 mod quantity;
 pub mod queue;
+pub mod remove;
 pub mod render;
 mod run;
+pub mod upkeep;
 pub mod watch;
 pub mod webhook;
 pub mod writer;

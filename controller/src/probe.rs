@@ -1,4 +1,4 @@
-//! Finds out what the API server supports by trying it: dry-run creates of slices that nobody could use.
+//! Finds out what the API server supports by trying it: dry-run creates of slices and of a class that nobody could use.
 //!
 //! A dry run passes through the dropping of fields, validation and admission like a real create, and is then forgotten.
 
@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{
-    Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec,
+    Counter, CounterSet, Device, DeviceClass, DeviceCounterConsumption, DeviceTaint, ResourcePool, ResourceSlice,
+    ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kerf_api::names;
@@ -19,6 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use crate::classes::{probe_class, resource_of};
 use crate::features::{Counters, ServerFeatures};
 use crate::metrics::{Class, Metrics};
 use crate::quantity;
@@ -66,7 +68,18 @@ pub async fn probe(client: &Client, driver: &str) -> kube::Result<ServerFeatures
         },
     };
     let taints = attempt(None, Some(tainted())).await? == Kept::Yes;
-    Ok(ServerFeatures { counters, taints })
+    let extended_resources = keeps_extended_resources(client, driver).await?;
+    Ok(ServerFeatures { counters, taints, extended_resources })
+}
+
+/// Whether a class keeps its extended resource.
+async fn keeps_extended_resources(client: &Client, driver: &str) -> kube::Result<bool> {
+    let dry_run = PostParams { dry_run: true, field_manager: None };
+    match Api::<DeviceClass>::all(client.clone()).create(&dry_run, &probe_class(driver)).await {
+        Ok(stored) => Ok(resource_of(&stored).is_some()),
+        Err(kube::Error::Api(status)) if status.code == 422 || status.code == 400 => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// What became of the field that a slice was tried for.
@@ -158,7 +171,13 @@ pub async fn keep_probing(
             features.send_if_modified(|known| {
                 let changed = *known != Some(found);
                 if changed {
-                    info!(server.version = %version, counters = ?found.counters, taints = found.taints, "API server features");
+                    info!(
+                        server.version = %version,
+                        counters = ?found.counters,
+                        taints = found.taints,
+                        extended_resources = found.extended_resources,
+                        "API server features"
+                    );
                 }
                 *known = Some(found);
                 changed

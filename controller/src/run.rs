@@ -8,7 +8,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
 use kerf_api::{GpuNode, names};
 use kerf_telemetry::Readiness;
 use kerf_telemetry::http::{BindError, Server};
@@ -23,13 +23,17 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, info, info_span, warn};
 
-use crate::args::Args;
+use crate::args::{Args, Command};
+use crate::classes;
 use crate::diff::Observed;
 use crate::events::Reporter;
 use crate::index::{Feed, Index, SharedIndex};
+use crate::labels;
 use crate::leader::{Candidate, ClusterStore, is_vacant};
 use crate::metrics::{Metrics, Seen};
 use crate::probe::keep_probing;
+use crate::remove::{RemoveError, is_taken, remove};
+use crate::upkeep::{Upkeep, Wakes};
 use crate::watch::feed;
 use crate::webhook::{self, Webhook, WebhookError};
 use crate::writer::Writer;
@@ -69,6 +73,9 @@ pub enum RunError {
     /// See [`WebhookError`].
     #[error(transparent)]
     Webhook(#[from] WebhookError),
+    /// See [`RemoveError`].
+    #[error(transparent)]
+    Remove(#[from] RemoveError),
     /// A part of the controller is broken: the process ends, to be started anew, rather than run without it.
     #[error("the part that {part} has ended, which it never should")]
     Part {
@@ -79,15 +86,30 @@ pub enum RunError {
     },
 }
 
-/// Runs the controller until SIGTERM or SIGINT. Slices stay as they are when it ends.
+/// Runs the controller until SIGTERM or SIGINT. Slices stay as they are when it ends. With a [`Command`], does that instead.
 ///
 /// # Errors
 ///
-/// When the cluster's configuration cannot be used, or a part of the controller breaks.
+/// When the cluster's configuration cannot be used, a part of the controller breaks, or the command fails.
 pub async fn run(args: Args) -> Result<(), RunError> {
-    let Args { driver_name, namespace, kubeconfig, identity, webhook: webhook_args, telemetry } = args;
+    let Args {
+        driver_name,
+        namespace,
+        kubeconfig,
+        identity,
+        webhook: webhook_args,
+        generate_device_classes,
+        node_labels,
+        telemetry,
+        command,
+    } = args;
     let client = client(kubeconfig).await?;
     let identity = identity.unwrap_or_else(random_identity);
+    let leases = Api::<Lease>::namespaced(client.clone(), &namespace);
+    let store = ClusterStore { api: leases.clone(), name: names::CONTROLLER.to_owned() };
+    if command == Some(Command::Remove) {
+        return Ok(remove(&client, &driver_name, &store).await?);
+    }
     info!(version = env!("CARGO_PKG_VERSION"), driver = %driver_name, %namespace, %identity, "starting");
 
     let stop = CancellationToken::new();
@@ -109,7 +131,6 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     };
     let everything = watcher::Config::default;
     let slices = everything().fields(&format!("spec.driver={driver_name}"));
-    let leases = Api::<Lease>::namespaced(client.clone(), &namespace);
     let nodes = Api::<PartialObjectMeta<Node>>::all(client.clone());
     let gpu_nodes = Api::<GpuNode>::all(client.clone());
     parts.start(
@@ -118,9 +139,10 @@ pub async fn run(args: Args) -> Result<(), RunError> {
             .watch(Api::all(client.clone()), slices, "ResourceSlices", |slice: ResourceSlice| Observed::from(&slice)),
     );
     let vacant = Arc::new(Notify::new());
-    let hint = vacant.clone();
+    let (hint, leads, own) = (vacant.clone(), is_leading.clone(), identity.clone());
     let look = move |lease: Lease| {
-        if lease.metadata.name.as_deref() == Some(names::CONTROLLER) && is_vacant(&lease) {
+        let free = lease.metadata.name.as_deref() == Some(names::CONTROLLER) && is_vacant(&lease);
+        if free || (*leads.borrow() && is_taken(&lease, &own)) {
             hint.notify_one();
         }
         lease
@@ -128,6 +150,8 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     parts.start("watches Leases", watches.watch(leases.clone(), everything(), "Leases", look));
     parts.start("watches Nodes", watches.watch(nodes, everything(), "Nodes", std::convert::identity));
     parts.start("watches GpuNodes", watches.watch(gpu_nodes, everything(), "GpuNodes", std::convert::identity));
+    let classes = Api::<DeviceClass>::all(client.clone());
+    parts.start("watches DeviceClasses", watches.watch(classes, everything(), "DeviceClasses", std::convert::identity));
     let pending = readiness.wait_for("API server features");
     let (probing_client, probed) = (client.clone(), features.clone());
     let probing =
@@ -151,11 +175,22 @@ pub async fn run(args: Args) -> Result<(), RunError> {
 
     // Leadership is given up after the last write, not before.
     let stop_leading = CancellationToken::new();
-    let store = ClusterStore { api: leases, name: names::CONTROLLER.to_owned() };
     let candidate = Candidate::new(store, &identity, leading, vacant, Timestamp::now, random);
     parts.start("elects a leader", fine(candidate.run(stop_leading.clone())));
 
     let reporter = Reporter::new(client.clone(), identity);
+    let wakes = Wakes { index: index.clone(), features: features.subscribe(), leading: is_leading.clone() };
+    let keeper = classes::Keeper::new(
+        client.clone(),
+        &driver_name,
+        generate_device_classes,
+        index.clone(),
+        reporter.clone(),
+        metrics.clone(),
+    );
+    parts.start("keeps DeviceClasses", kept(&readiness, wakes.clone(), keeper, &stop));
+    let keeper = labels::Keeper::new(client.clone(), node_labels, index.clone(), metrics.clone());
+    parts.start("keeps labels of Nodes", kept(&readiness, wakes, keeper, &stop));
     let writer = Writer { client, driver: driver_name, index, features, leading: is_leading, reporter, metrics };
     let (writer_stop, last_write) = (stop.clone(), stop_leading.drop_guard());
     parts.start("writes ResourceSlices", async move {
@@ -168,6 +203,21 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     });
 
     parts.run(&stop).await
+}
+
+/// Keeps something up once everything is listed: what is not yet listed would look as if it were gone.
+fn kept<U: Upkeep + 'static>(
+    readiness: &Readiness,
+    wakes: Wakes,
+    upkeep: U,
+    stop: &CancellationToken,
+) -> impl Future<Output = Result<(), RunError>> + use<U> {
+    let (readiness, stop) = (readiness.clone(), stop.clone());
+    fine(async move {
+        if stop.run_until_cancelled(readiness.ready_but_for(webhook::PENDING)).await.is_some() {
+            wakes.keep(upkeep, stop).await;
+        }
+    })
 }
 
 /// What all watches share.

@@ -20,6 +20,10 @@ const (
 	testImage = "localhost/kerf-e2e:1"
 )
 
+// showAndWait is what a container of the test image does that is given no command: it shows its GPUs, and lives until it is
+// told to end.
+const showAndWait = "trap 'exit 0' TERM; nvidia-smi -L; sleep 1000000 & wait"
+
 // loaders are the fixed paths at which dynamically linked programs look for the loader.
 var loaders = map[string]string{"amd64": "/lib64/ld-linux-x86-64.so.2", "arm64": "/lib/ld-linux-aarch64.so.1"}
 
@@ -38,7 +42,7 @@ func (c *cluster) writeTestImages(built programs) ([]string, error) {
 	}
 	images := []image{
 		{reference: pauseImage, entrypoint: []string{"/pause"}, entries: []entry{pause}},
-		{reference: testImage, entries: entries},
+		{reference: testImage, entrypoint: []string{"/bin/sh", "-c", showAndWait}, entries: entries},
 	}
 	var archives []string
 	for _, i := range images {

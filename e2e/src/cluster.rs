@@ -70,10 +70,19 @@ impl Cluster {
 
     /// Whether the API server has partitionable devices: by its gate, else by its version (on by default from 1.36).
     pub fn has_partitions(&self) -> Result<bool> {
-        if let Some(gate) = self.status.gates.get("DRAPartitionableDevices") {
-            return Ok(gate == "true");
+        self.has("DRAPartitionableDevices")
+    }
+
+    /// Whether the API server keeps the extended resources of DeviceClasses, likewise.
+    pub fn has_extended_resources(&self) -> Result<bool> {
+        self.has("DRAExtendedResource")
+    }
+
+    fn has(&self, gate: &str) -> Result<bool> {
+        match self.status.gates.get(gate) {
+            Some(gate) => Ok(gate == "true"),
+            None => Ok(self.minor()? >= 36),
         }
-        Ok(self.minor()? >= 36)
     }
 
     /// The N of Kubernetes 1.N.

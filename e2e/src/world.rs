@@ -169,6 +169,16 @@ impl World {
         Ok(())
     }
 
+    /// `kubectl apply` of manifests as users have them, in the scenario's namespace unless they name another.
+    pub fn apply(&self, manifests: &str) -> Result<String> {
+        let file = std::env::temp_dir().join(format!("kerf-{}-{}.yaml", self.namespace, std::process::id()));
+        std::fs::write(&file, manifests)?;
+        let path = file.to_str().context("the path is not text")?;
+        let applied = self.cluster.kubectl(&["apply", "-n", &self.namespace, "-f", path]);
+        std::fs::remove_file(&file)?;
+        applied
+    }
+
     /// A pod with a claim of its own, from a template of the same name.
     pub async fn run(&self, name: &str, claim: &Claim) -> Result<()> {
         self.create(&claim.template(name)).await?;

@@ -11,6 +11,7 @@ use kube::core::PartialObjectMeta;
 
 use super::Index;
 use crate::diff::Observed;
+use crate::labels::Found;
 use crate::liveness::Now;
 
 /// Takes what one watch sees.
@@ -58,11 +59,19 @@ impl Feed<GpuNode> for Index {
 
 impl Feed<PartialObjectMeta<Node>> for Index {
     fn apply(&mut self, object: PartialObjectMeta<Node>, _: Now) {
+        let labels = Found::of(&object.metadata);
         let (node, uid) = (object.name_any(), object.metadata.uid);
         let state = self.state(&node);
+        let relabelled = *state.labels != labels;
+        if relabelled {
+            state.labels = Arc::new(labels);
+        }
         if state.uid != uid {
             state.uid = uid;
             self.mark(&node);
+        } else if relabelled {
+            // The slices do not depend on it.
+            self.revision += 1;
         }
     }
 

@@ -1,8 +1,10 @@
 //! What the watches have seen, by node, and what follows from it. Synchronous, without input or output.
 
 mod census;
+mod classes;
 mod decision;
 mod feed;
+mod nodes;
 mod shared;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,15 +12,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::resource::v1::DeviceClass;
 use kerf_api::{GpuNode, names};
 use kube::ResourceExt as _;
 use tokio::time::Instant;
 
 use crate::diff::Observed;
+use crate::labels::Found;
 use crate::liveness::{Life, Liveness, Now};
 pub use census::{Census, Standing};
 pub use decision::{Decision, Reason, Verdict};
 pub use feed::Feed;
+pub use nodes::NodeView;
 pub use shared::SharedIndex;
 
 /// How long the watch on leases may show nothing before it is taken to be cut off. Some lease is renewed every few
@@ -34,6 +39,8 @@ const REGISTRATION_GRACE: Duration = Duration::from_secs(30);
 pub struct Index {
     driver: String,
     nodes: BTreeMap<String, NodeState>,
+    /// All DeviceClasses, whoever made them, by name.
+    classes: Arc<BTreeMap<String, DeviceClass>>,
     dirty: BTreeSet<String>,
     /// Counts changes, over all nodes: a node that is forgotten and comes back never has an old number.
     revision: u64,
@@ -44,6 +51,7 @@ pub struct Index {
 #[derive(Debug, Default)]
 struct NodeState {
     uid: Option<String>,
+    labels: Arc<Found>,
     gpu_node: Option<Arc<GpuNode>>,
     unregistered_since: Option<Instant>,
     lease: Option<Liveness>,
@@ -64,7 +72,14 @@ struct Meanwhile {
 impl Index {
     /// An index for one driver name.
     pub fn new(driver: impl Into<String>) -> Index {
-        Index { driver: driver.into(), nodes: BTreeMap::new(), dirty: BTreeSet::new(), revision: 0, heard: None }
+        Index {
+            driver: driver.into(),
+            nodes: BTreeMap::new(),
+            classes: Arc::default(),
+            dirty: BTreeSet::new(),
+            revision: 0,
+            heard: None,
+        }
     }
 
     /// The nodes about which something changed since the last call.
@@ -100,7 +115,7 @@ impl Index {
         let Some(uid) = &state.uid else { return (Decision::Leave(Reason::NoNode), None) };
         let Some(gpu_node) = &state.gpu_node else { return withdraw(Reason::NoPlugin) };
         let status = gpu_node.status.as_ref();
-        if status.is_some_and(|status| !status.driver_name.is_empty() && status.driver_name != self.driver) {
+        if !self.serves(gpu_node) {
             return withdraw(Reason::OtherDriver);
         }
         if gpu_node.owner_references().iter().any(|owner| owner.kind == "Node" && owner.uid != *uid) {

@@ -19,6 +19,7 @@ use kube::ResourceExt as _;
 use crate::features::{Counters, ServerFeatures};
 use blocked::Blocks;
 use device::{Exclusion, Forms};
+pub(crate) use name::is_dns_label;
 pub use remark::Remark;
 
 /// The most GPUs of one node. The largest machines have 16; a node that reports more is not taken at its word, as each of them
@@ -114,7 +115,7 @@ impl<'a> Layout<'a> {
         if gpu.offer == GpuOffer::Nothing {
             return;
         }
-        if !name::is_dns_label(&gpu.name) {
+        if !is_dns_label(&gpu.name) {
             self.leave_out(&gpu.name, "the name is not a DNS label");
             return;
         }
@@ -183,7 +184,7 @@ impl<'a> Layout<'a> {
     }
 
     fn admit(&mut self, device: &Device) -> bool {
-        if !name::is_dns_label(&device.name) {
+        if !is_dns_label(&device.name) {
             self.leave_out(&device.name, "the name is not a DNS label");
             return false;
         }

@@ -33,7 +33,7 @@ pub(super) fn slice(node: &str, driver: &str, rank: u8, part: &str) -> String {
 }
 
 /// Whether `name` is a DNS label: lower-case letters, digits and dashes inside, at most 63 characters.
-pub(super) fn is_dns_label(name: &str) -> bool {
+pub(crate) fn is_dns_label(name: &str) -> bool {
     name.len() <= 63
         && !name.starts_with('-')
         && !name.ends_with('-')

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use http::{Method, Request, Response};
-use k8s_openapi::api::resource::v1::{ResourceSlice, ResourceSliceSpec};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
@@ -31,6 +31,11 @@ pub(crate) struct State {
     pub(crate) refuses: Option<u16>,
     pub(crate) version: &'static str,
     pub(crate) slices: BTreeMap<String, ResourceSlice>,
+    /// Whether this server keeps the extended resources of classes.
+    pub(crate) extended_resources: bool,
+    pub(crate) classes: BTreeMap<String, DeviceClass>,
+    /// The metadata of Nodes.
+    pub(crate) nodes: BTreeMap<String, Value>,
     /// Requests that changed something, in order: `create name`.
     pub(crate) writes: Vec<String>,
     pub(crate) dry_runs: usize,
@@ -49,6 +54,9 @@ impl ApiServer {
             refuses: None,
             version: "v1.37.2",
             slices: BTreeMap::new(),
+            extended_resources: true,
+            classes: BTreeMap::new(),
+            nodes: BTreeMap::new(),
             writes: Vec::new(),
             dry_runs: 0,
             events: Vec::new(),
@@ -109,8 +117,85 @@ impl State {
                 self.replace(name, serde_json::from_value(body).unwrap())
             }
             (&Method::DELETE, ["apis", "resource.k8s.io", "v1", "resourceslices", name]) => self.delete(name, &body),
+            (&Method::GET, ["apis", "resource.k8s.io", "v1", "deviceclasses"]) => {
+                let items: Vec<&DeviceClass> = self.classes.values().collect();
+                (200, json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items}))
+            }
+            (&Method::POST, ["apis", "resource.k8s.io", "v1", "deviceclasses"]) => {
+                let dry_run = uri.query().is_some_and(|query| query.contains("dryRun=All"));
+                self.create_class(serde_json::from_value(body).unwrap(), dry_run)
+            }
+            (&Method::PUT, ["apis", "resource.k8s.io", "v1", "deviceclasses", name]) => {
+                let class: DeviceClass = serde_json::from_value(body).unwrap();
+                if self.classes[*name].metadata.resource_version != class.metadata.resource_version {
+                    return failure(409, "the object has been modified");
+                }
+                self.writes.push(format!("update {name}"));
+                self.store_class(class)
+            }
+            (&Method::DELETE, ["apis", "resource.k8s.io", "v1", "deviceclasses", name]) => {
+                self.writes.push(format!("delete {name}"));
+                (200, serde_json::to_value(self.classes.remove(*name).unwrap()).unwrap())
+            }
+            (&Method::GET, ["api", "v1", "nodes"]) => {
+                let items: Vec<Value> = self.nodes.values().map(|metadata| json!({"metadata": metadata})).collect();
+                (200, json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items}))
+            }
+            (&Method::PATCH, ["api", "v1", "nodes", name]) => {
+                let query = uri.query().unwrap();
+                assert!(
+                    query.contains("fieldManager=kerf-controller-labels") && !query.contains("force=true"),
+                    "{query}"
+                );
+                self.writes.push(format!("label {name}"));
+                self.label(name, &body["metadata"])
+            }
             _ => panic!("the controller does not {method} {uri}"),
         }
+    }
+
+    fn create_class(&mut self, mut class: DeviceClass, dry_run: bool) -> Answer {
+        if !self.extended_resources {
+            class.spec.as_mut().unwrap().extended_resource_name = None;
+        }
+        if dry_run {
+            return (201, serde_json::to_value(class).unwrap());
+        }
+        let name = class.metadata.name.clone().unwrap();
+        if self.classes.contains_key(&name) {
+            return failure(409, "already exists");
+        }
+        self.writes.push(format!("create {name}"));
+        class.metadata.uid = Some(format!("uid-{}", self.resource_version));
+        self.store_class(class)
+    }
+
+    fn store_class(&mut self, mut class: DeviceClass) -> Answer {
+        self.resource_version += 1;
+        class.metadata.resource_version = Some(self.resource_version.to_string());
+        self.classes.insert(class.metadata.name.clone().unwrap(), class.clone());
+        (200, serde_json::to_value(class).unwrap())
+    }
+
+    /// As much of server-side apply as labels need: what is applied replaces what was applied, and nobody else's.
+    fn label(&mut self, name: &str, applied: &Value) -> Answer {
+        let Some(node) = self.nodes.get_mut(name).filter(|node| node["uid"] == applied["uid"]) else {
+            return failure(409, "another node");
+        };
+        let wanted = applied["labels"].as_object().cloned().unwrap_or_default();
+        let owned = node["managedFields"][0]["fieldsV1"]["f:metadata"]["f:labels"].clone();
+        let owned = |key: &str| owned.get(format!("f:{key}")).is_some();
+        let labels = node["labels"].as_object_mut().unwrap();
+        if wanted.iter().any(|(key, value)| labels.get(key).is_some_and(|found| found != value && !owned(key))) {
+            return failure(409, "conflict");
+        }
+        labels.retain(|key, _| !owned(key) || wanted.contains_key(key));
+        labels.extend(wanted.clone());
+        let fields: serde_json::Map<_, _> = wanted.keys().map(|key| (format!("f:{key}"), json!({}))).collect();
+        node["managedFields"] = json!([{
+            "manager": "kerf-controller-labels", "operation": "Apply", "fieldsV1": {"f:metadata": {"f:labels": fields}},
+        }]);
+        (200, json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": node}))
     }
 
     fn create(&mut self, mut slice: ResourceSlice, dry_run: bool) -> Answer {

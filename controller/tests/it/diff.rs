@@ -109,7 +109,7 @@ struct Wish {
 
 impl Wish {
     fn slices(&self) -> Vec<ResourceSlice> {
-        let features = ServerFeatures { counters: self.counters, taints: true };
+        let features = ServerFeatures { counters: self.counters, taints: true, extended_resources: true };
         render(DRIVER, &node("n", self.gpus.clone()), self.uid, features).slices
     }
 }

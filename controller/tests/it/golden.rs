@@ -15,7 +15,7 @@ use crate::fixtures::{DRIVER, NODE_UID, blocked, carved, gpu, node};
 const EVERY_SERVER: [Counters; 3] = [Counters::None, Counters::Combined, Counters::Separate];
 
 fn rendered(node: &GpuNode, counters: Counters) -> Rendering {
-    rendered_for(node, ServerFeatures { counters, taints: true })
+    rendered_for(node, ServerFeatures { counters, taints: true, extended_resources: true })
 }
 
 fn rendered_for(node: &GpuNode, features: ServerFeatures) -> Rendering {
@@ -276,18 +276,21 @@ fn blocked_devices_are_tainted_or_left_out() {
     l40s.blocked.push(blocked("DriverUpdate", None));
     let node = node("node-1", vec![h100, l40s]);
     for taints in [true, false] {
-        let rendering = rendered_for(&node, ServerFeatures { counters: Counters::Separate, taints });
+        let rendering =
+            rendered_for(&node, ServerFeatures { counters: Counters::Separate, taints, extended_resources: true });
         insta::assert_snapshot!(
             format!("blocked {}", if taints { "tainted" } else { "left out" }),
             summary(&rendering)
         );
     }
     let with = rendered(&node, Counters::Combined);
-    let without = rendered_for(&node, ServerFeatures { counters: Counters::Combined, taints: false });
+    let without =
+        rendered_for(&node, ServerFeatures { counters: Counters::Combined, taints: false, extended_resources: true });
     assert_eq!(free(&with), free(&without), "the same can be had either way");
     assert_eq!(devices(&without.slices).len(), free(&without).len());
 
-    let no_counters = rendered_for(&node, ServerFeatures { counters: Counters::None, taints: false });
+    let no_counters =
+        rendered_for(&node, ServerFeatures { counters: Counters::None, taints: false, extended_resources: true });
     assert_eq!(no_counters.slices.len(), 1);
     assert_eq!(no_counters.slices[0].spec.devices, None, "each GPU as a whole has something on it");
     assert_eq!(no_counters.remarks.len(), 2);
@@ -300,7 +303,8 @@ fn nothing_is_free_on_a_gpu_that_is_blocked_as_a_whole() {
     let node = node("node-1", vec![h100]);
     let tainted = rendered(&node, Counters::Separate);
     assert_eq!((free(&tainted), devices(&tainted.slices).len()), (vec![], 26));
-    let without = rendered_for(&node, ServerFeatures { counters: Counters::Separate, taints: false });
+    let without =
+        rendered_for(&node, ServerFeatures { counters: Counters::Separate, taints: false, extended_resources: true });
     assert_eq!(without.slices.len(), 1, "no counters for a GPU without devices");
     assert_eq!(without.slices[0].spec.shared_counters, None);
     assert!(devices(&without.slices).is_empty());

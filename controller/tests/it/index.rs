@@ -292,7 +292,7 @@ fn only_changes_make_work() {
 }
 
 fn slices() -> Vec<Observed> {
-    let features = ServerFeatures { counters: Counters::Separate, taints: true };
+    let features = ServerFeatures { counters: Counters::Separate, taints: true, extended_resources: true };
     let rendered = render(DRIVER, &node("n", vec![gpu("h100-80gb", 1), gpu("l40s", 2)]), NODE_UID, features).slices;
     let numbered = rendered.into_iter().enumerate().map(|(number, mut slice)| {
         slice.metadata.uid = Some(format!("uid-{number}"));

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 /// The lease of all candidates of a test; each has a connection of its own to it.
 #[derive(Clone, Default)]
-struct Memory {
+pub(crate) struct Memory {
     lease: Arc<Mutex<Option<Lease>>>,
     /// What becomes of this candidate's requests.
     connection: Arc<Mutex<Connection>>,
@@ -40,7 +40,7 @@ impl Memory {
         }
     }
 
-    fn holder(&self) -> Option<String> {
+    pub(crate) fn holder(&self) -> Option<String> {
         self.lease.lock().unwrap().as_ref()?.spec.as_ref()?.holder_identity.clone()
     }
 }
@@ -65,7 +65,7 @@ impl Store for Memory {
     }
 }
 
-struct Running {
+pub(crate) struct Running {
     memory: Memory,
     leading: watch::Receiver<bool>,
     /// As the watch on the lease does.
@@ -74,17 +74,17 @@ struct Running {
 }
 
 impl Running {
-    async fn leads(&mut self, within: Duration) {
+    pub(crate) async fn leads(&mut self, within: Duration) {
         timeout(within, self.leading.wait_for(|leads| *leads)).await.expect("leads in time").unwrap();
     }
 
-    async fn follows(&mut self, within: Duration) {
+    pub(crate) async fn follows(&mut self, within: Duration) {
         timeout(within, self.leading.wait_for(|leads| !*leads)).await.expect("gives up in time").unwrap();
     }
 }
 
 /// A candidate on `lease` with its own connection.
-fn start(lease: &Memory, identity: &str, clock: fn() -> Timestamp) -> Running {
+pub(crate) fn start(lease: &Memory, identity: &str, clock: fn() -> Timestamp) -> Running {
     let memory = Memory { lease: lease.lease.clone(), connection: Arc::default() };
     let (sender, leading) = watch::channel(false);
     let stop = CancellationToken::new();

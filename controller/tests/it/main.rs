@@ -3,13 +3,16 @@
 #![expect(clippy::unwrap_used, reason = "in a test that is how to say what must hold")]
 
 mod api_server;
+mod classes;
 mod diff;
 mod fixtures;
 mod golden;
 mod index;
+mod labels;
 mod leader;
 mod observe;
 mod probe;
+mod remove;
 #[path = "../../../crates/telemetry/testing.rs"]
 mod testing;
 mod webhook;

@@ -73,13 +73,13 @@ fn it_tells_what_it_waits_for() {
     let controller = Controller::start("127.0.0.1:0");
     let address: SocketAddr = controller.until("address in the log", http_address);
     assert_eq!(get(address, "/healthz"), (200, "ok\n".into()));
-    let waiting = "waiting for: API server features, GpuNodes, Leases, Nodes, ResourceSlices\n";
+    let waiting = "waiting for: API server features, DeviceClasses, GpuNodes, Leases, Nodes, ResourceSlices\n";
     assert_eq!(get(address, "/readyz"), (503, waiting.into()));
     let unavailable = |metrics: &str| {
         let count = metrics.lines().find_map(|line| line.strip_prefix("kerf_errors_total{class=\"unavailable\"} "));
         count.unwrap().parse::<u64>().unwrap()
     };
-    // Four watches and the probe.
+    // Five watches and the probe.
     controller.until("errors", |_| (unavailable(&get(address, "/metrics").1) >= 5).then_some(()));
     let metrics = get(address, "/metrics").1;
     for line in ["kerf_leader 0", "kerf_slices 0", "kerf_nodes{state=\"live\"} 0"] {

@@ -19,10 +19,22 @@ async fn each_kind_of_server() {
         for taints in [false, true] {
             let server = ApiServer::new(counters);
             server.state().taints = taints;
-            assert_eq!(probe(&server.client(), DRIVER).await.unwrap(), ServerFeatures { counters, taints });
+            assert_eq!(
+                probe(&server.client(), DRIVER).await.unwrap(),
+                ServerFeatures { counters, taints, extended_resources: true }
+            );
             assert!(server.state().slices.is_empty() && server.state().writes.is_empty(), "nothing is left behind");
         }
     }
+}
+
+#[tokio::test]
+async fn extended_resources_are_tried_apart() {
+    let server = ApiServer::new(Counters::Separate);
+    assert!(probe(&server.client(), DRIVER).await.unwrap().extended_resources);
+    server.state().extended_resources = false;
+    assert!(!probe(&server.client(), DRIVER).await.unwrap().extended_resources);
+    assert!(server.state().classes.is_empty(), "nothing is left behind");
 }
 
 /// A refusal to let us try says nothing about counters.
@@ -57,8 +69,11 @@ async fn knowledge_follows_the_server() {
     assert_eq!(*known.borrow(), None);
     assert_eq!(readiness.pending(), ["features"]);
     server.state().refuses = None;
-    let wanted =
-        |counters| move |known: &Option<ServerFeatures>| *known == Some(ServerFeatures { counters, taints: true });
+    let wanted = |counters| {
+        move |known: &Option<ServerFeatures>| {
+            *known == Some(ServerFeatures { counters, taints: true, extended_resources: true })
+        }
+    };
     known.wait_for(wanted(Counters::None)).await.unwrap();
     readiness.ready().await;
 

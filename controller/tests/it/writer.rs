@@ -38,7 +38,8 @@ impl World {
 
     fn on(server: ApiServer, believed: Counters, leads: bool) -> World {
         let index = SharedIndex::new(Index::new(DRIVER));
-        let features = watch::Sender::new(Some(ServerFeatures { counters: believed, taints: true }));
+        let features =
+            watch::Sender::new(Some(ServerFeatures { counters: believed, taints: true, extended_resources: true }));
         let leading = watch::Sender::new(leads);
         let client = server.client();
         let metrics = Metrics::default();
@@ -214,7 +215,7 @@ async fn dropped_taints_are_noticed_by_the_reply() {
         pool.is_some_and(|pool| !pool.contains(&"gpu-01-00-0".to_owned()) && pool.contains(&"gpu-02-00-0".to_owned()))
     };
     world.until("blocked devices are gone", |server| left(server) && !server.events.is_empty()).await;
-    let wanted = ServerFeatures { counters: Counters::Separate, taints: false };
+    let wanted = ServerFeatures { counters: Counters::Separate, taints: false, extended_resources: true };
     assert_eq!(*world.features.borrow(), Some(wanted), "nothing is said about counters");
     assert!(world.server.state().events.iter().all(|note| note.contains("DRADeviceTaints")));
     world.relist();
@@ -232,10 +233,18 @@ async fn a_gate_that_goes_and_comes() {
     world.node(vec![gpu("h100-80gb", 1), gpu("h100-80gb", 2)]);
     world.until("partitions", offers(52)).await;
     world.server.state().counters = Counters::None;
-    world.features.send_replace(Some(ServerFeatures { counters: Counters::None, taints: true }));
+    world.features.send_replace(Some(ServerFeatures {
+        counters: Counters::None,
+        taints: true,
+        extended_resources: true,
+    }));
     world.until("whole only", offers(2)).await;
     world.server.state().counters = Counters::Separate;
-    world.features.send_replace(Some(ServerFeatures { counters: Counters::Separate, taints: true }));
+    world.features.send_replace(Some(ServerFeatures {
+        counters: Counters::Separate,
+        taints: true,
+        extended_resources: true,
+    }));
     world.until("partitions", offers(52)).await;
     let generations: Vec<i64> = world.server.state().slices.values().map(|slice| slice.spec.pool.generation).collect();
     assert_eq!(generations, [3, 3, 3]);

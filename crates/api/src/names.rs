@@ -13,11 +13,34 @@ pub const NAMESPACE: &str = "kerf-system";
 /// Value of the label [`LABEL_MANAGED_BY`] on everything the controller writes.
 pub const CONTROLLER: &str = "kerf-controller";
 
+/// Who holds the lease of the controllers after kerf was removed. None of those that run then leads for a while; one that
+/// starts later does not wait.
+pub const REMOVED: &str = "kerf-removed";
+
 /// Reporting name of the node's part in Events and as field manager.
 pub const KUBELET_PLUGIN: &str = "kerf-kubelet-plugin";
 
 /// Well-known label that says which program owns an object.
 pub const LABEL_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+
+/// Label of DeviceClasses that the controller makes of what the GPUs can be cut into; its value is `true`. An object without
+/// it, or with another [`LABEL_DRIVER`], is somebody else's.
+pub const LABEL_GENERATED: &str = "kerf.dev/generated";
+
+/// Label that says for which driver name the controller makes an object.
+pub const LABEL_DRIVER: &str = "kerf.dev/driver";
+
+/// Field manager of the labels that the controller writes on Nodes: what it owns there is what this manager has applied.
+pub const NODE_LABELS: &str = "kerf-controller-labels";
+
+/// Prefix of all labels that the controller writes on Nodes: they are those of NVIDIA's GPU feature discovery and MIG manager.
+pub const NODE_LABEL_PREFIX: &str = "nvidia.com/";
+
+/// The domain of a driver's DeviceClasses and extended resources: its name without the first label, `nvidia.com` for
+/// [`DRIVER_NAME`].
+pub fn domain(driver: &str) -> &str {
+    driver.split_once('.').map_or(driver, |(_, domain)| domain)
+}
 
 /// `type` attribute of a whole GPU.
 pub const TYPE_GPU: &str = "gpu";

@@ -9,6 +9,10 @@ What the schema cannot say in words that help: each check names the value, what 
 {{- if eq $v.deviceClasses.gpu $v.deviceClasses.mig -}}
   {{- fail (printf "deviceClasses.gpu and deviceClasses.mig are both %q: one is for whole GPUs, the other for MIG slices" $v.deviceClasses.gpu) -}}
 {{- end -}}
+{{- $resource := $v.deviceClasses.gpuResource -}}
+{{- if and $resource (not (regexMatch "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$" $resource)) -}}
+  {{- fail (printf "deviceClasses.gpuResource: %q is not the name of an extended resource, such as nvidia.com/gpu, or empty for none" $resource) -}}
+{{- end -}}
 {{- if and $v.driverRoot (ne $v.driverRoot "/") -}}
   {{- include "kerf.validate.path" (list "driverRoot" $v.driverRoot "/run/nvidia/driver, or empty to find it on each node") -}}
 {{- end -}}

@@ -90,6 +90,8 @@ const REFUSED: &[(&[&str], &[&str])] = &[
         &["driverName", "has 64 characters", "allows 63"],
     ),
     (&["deviceClasses.mig=gpu.nvidia.com"], &["deviceClasses.gpu and deviceClasses.mig are both"]),
+    (&["deviceClasses.gpuResource=gpu"], &["deviceClasses.gpuResource", "\"gpu\"", "such as nvidia.com/gpu"]),
+    (&["nodeLabels.enabled=yes"], &["nodeLabels/enabled", "want boolean"]),
     (&["driverRoot=run/nvidia/driver"], &["driverRoot", "not an absolute path", "empty to find it"]),
     (&["kubeletRoot=/var/lib/kubelet/"], &["kubeletRoot", "without a slash at its end"]),
     (&["kubeletRoot=/"], &["kubeletRoot", "not an absolute path"]),
@@ -265,6 +267,33 @@ fn classes_select_the_devices_of_the_driver() {
     );
 }
 
+/// What runs before a release goes must not run when the plain manifests are applied, and Helm leaves nothing of it.
+#[test]
+fn removal_is_a_hook_of_helm_alone() {
+    let install = std::fs::read_to_string(deploy().join("install.yaml")).unwrap();
+    assert!(!install.contains("kind: Job"), "it would remove at once what was just made");
+    let objects = render("kerf", NAMESPACE, &[]).unwrap();
+    let job = objects.iter().find(|object| object["kind"] == "Job").unwrap();
+    let annotations = &job["metadata"]["annotations"];
+    assert_eq!(annotations["helm.sh/hook"], "pre-delete");
+    assert!(annotations["helm.sh/hook-delete-policy"].as_str().unwrap().contains("hook-succeeded"));
+    let pod = &job["spec"]["template"]["spec"];
+    assert_eq!(pod["serviceAccountName"], "kerf-controller");
+    assert_eq!(pod["containers"][0]["args"].as_array().unwrap().last().unwrap(), "remove");
+}
+
+/// Plain pods ask for a whole GPU through the class, unless that is another's business.
+#[test]
+fn whole_gpus_are_an_extended_resource() {
+    let resource = |arguments: &[&str]| -> Vec<Value> {
+        let objects = render("kerf", NAMESPACE, arguments).unwrap();
+        let classes = objects.into_iter().filter(|object| object["kind"] == "DeviceClass");
+        classes.map(|class| class["spec"]["extendedResourceName"].clone()).collect()
+    };
+    assert_eq!(resource(&[]), [Value::from("nvidia.com/gpu"), Value::Null]);
+    assert_eq!(resource(&["--set", "deviceClasses.gpuResource="]), [Value::Null, Value::Null]);
+}
+
 /// Removing a release removes no GpuNode, and upgrading it upgrades the CRD: the one that the types describe.
 #[test]
 fn the_crd_is_upgraded_and_never_removed() {
@@ -283,7 +312,7 @@ fn the_crd_is_upgraded_and_never_removed() {
 #[test]
 fn install_yaml_is_current() {
     let namespace = std::fs::read_to_string(deploy().join("namespace.yaml")).unwrap();
-    let chart = manifests("kerf", NAMESPACE, &["--skip-tests", "--kube-version", KUBERNETES[0]]).unwrap();
+    let chart = manifests("kerf", NAMESPACE, &["--no-hooks", "--kube-version", KUBERNETES[0]]).unwrap();
     let wanted = format!("# Generated from deploy/chart: make install-yaml\n{namespace}{chart}");
     let path = deploy().join("install.yaml");
     if std::env::var_os("KERF_UPDATE").is_some() {

@@ -11,7 +11,7 @@ use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, Val
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod, Secret, ServiceAccount};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kerf_api::GpuNode;
 use kerf_e2e::{Account, Cluster, eventually, render};
@@ -141,6 +141,24 @@ fn slice(driver: &str) -> ResourceSlice {
             "pool": {"name": OTHER, "generation": 1, "resourceSliceCount": 1},
         },
     }))
+}
+
+/// A class as the controller makes them, or as others do.
+fn class(name: &str, controllers: bool) -> DeviceClass {
+    let labels = json!({
+        "app.kubernetes.io/managed-by": "kerf-controller",
+        "kerf.dev/generated": "true",
+        "kerf.dev/driver": "gpu.nvidia.com",
+    });
+    let labels = if controllers { labels } else { json!({}) };
+    object(json!({"metadata": {"name": name, "labels": labels}, "spec": {}}))
+}
+
+/// Server-side apply of labels to a Node.
+fn node_labels(labels: &Value) -> (PatchParams, Patch<Value>) {
+    let mut params = PatchParams::apply("e2e");
+    params.dry_run = true;
+    (params, Patch::Apply(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"labels": labels}})))
 }
 
 fn pod() -> Pod {
@@ -296,6 +314,49 @@ async fn the_plugin_changes_no_node() {
 }
 
 #[tokio::test]
+async fn the_controller_changes_of_a_node_its_labels_alone() {
+    let world = World::start().await.unwrap();
+    let api = Api::<Node>::all(world.controller.clone());
+    let words = "nothing of a Node but its labels under nvidia.com/";
+    for patch in [
+        json!({"metadata": {"labels": {"e2e": "true"}}}),
+        json!({"metadata": {"labels": {"kubernetes.io/hostname": null}}}),
+        json!({"metadata": {"labels": {"nvidia.com/e2e": "true", "kubernetes.io/hostname": "other"}}}),
+        json!({"metadata": {"annotations": {"nvidia.com/e2e": "true"}}}),
+        json!({"metadata": {"finalizers": ["nvidia.com/e2e"]}}),
+        json!({"spec": {"unschedulable": true}}),
+        json!({"spec": {"taints": [{"key": "nvidia.com/e2e", "effect": "NoExecute"}]}}),
+    ] {
+        let params = PatchParams { dry_run: true, ..PatchParams::default() };
+        let act = async || api.patch(&world.node, &params, &Patch::Merge(&patch)).await.map(drop);
+        refused(words, act).await.unwrap_or_else(|error| panic!("{patch}: {error:#}"));
+    }
+    let status = Patch::Merge(json!({"status": {"conditions": []}}));
+    let act = async || api.patch_status(&world.node, &PatchParams::default(), &status).await.map(drop);
+    refused("cannot patch resource \"nodes/status\"", act).await.unwrap();
+    let act = async || api.delete(&world.node, &DeleteParams::default()).await.map(drop);
+    refused("cannot delete resource \"nodes\"", act).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_controller_touches_no_class_of_others() {
+    let world = World::start().await.unwrap();
+    let words = "only DeviceClasses that it has made for driver gpu.nvidia.com";
+    present(&Api::<DeviceClass>::all(world.admin), class("e2e-rights-admins", false)).await.unwrap();
+    let api = Api::<DeviceClass>::all(world.controller);
+    let unlabelled = class("e2e-rights-other", false);
+    refused(words, async || api.create(&dry_run(), &unlabelled).await).await.unwrap();
+    let everything = ListParams::default();
+    let admins = api.list(&everything).await.unwrap().items.into_iter();
+    let mut admins =
+        admins.into_iter().find(|class| class.metadata.name.as_deref() == Some("e2e-rights-admins")).unwrap();
+    admins.metadata.labels = class("any", true).metadata.labels;
+    refused(words, async || api.replace("e2e-rights-admins", &dry_run(), &admins).await).await.unwrap();
+    let params = DeleteParams { dry_run: true, ..DeleteParams::default() };
+    refused(words, async || api.delete("e2e-rights-admins", &params).await.map(drop)).await.unwrap();
+}
+
+#[tokio::test]
 async fn nobody_reads_a_secret() {
     let world = World::start().await.unwrap();
     for client in [world.plugin, world.controller] {
@@ -416,7 +477,7 @@ async fn the_plugin_can_do_its_work() {
 
 #[tokio::test]
 async fn the_controller_can_do_its_work() {
-    let World { controller, .. } = World::start().await.unwrap();
+    let World { controller, node, .. } = World::start().await.unwrap();
     let everything = ListParams::default();
     let slices = Api::<ResourceSlice>::all(controller.clone());
     allowed("lists slices", async || slices.list(&everything).await).await.unwrap();
@@ -429,6 +490,17 @@ async fn the_controller_can_do_its_work() {
     allowed("deletes it", async || slices.delete(name, &DeleteParams::default()).await.map(drop)).await.unwrap();
     let nodes = Api::<Node>::all(controller.clone());
     allowed("lists nodes", async || nodes.list_metadata(&everything).await).await.unwrap();
+    let (params, patch) = node_labels(&json!({"nvidia.com/e2e": "true"}));
+    allowed("labels a node", async || nodes.patch(&node, &params, &patch).await.map(drop)).await.unwrap();
+    let classes = Api::<DeviceClass>::all(controller.clone());
+    allowed("lists classes", async || classes.list(&everything).await).await.unwrap();
+    let own = class("e2e-rights-own", true);
+    allowed("creates a class", async || classes.create(&PostParams::default(), &own).await).await.unwrap();
+    let found = classes.list(&everything).await.unwrap().items.into_iter();
+    let found = found.into_iter().find(|class| class.metadata.name == own.metadata.name).unwrap();
+    allowed("updates it", async || classes.replace("e2e-rights-own", &dry_run(), &found).await).await.unwrap();
+    let act = async || classes.delete("e2e-rights-own", &DeleteParams::default()).await.map(drop);
+    allowed("deletes it", act).await.unwrap();
     let gpu_nodes = Api::<GpuNode>::all(controller.clone());
     allowed("lists GpuNodes", async || gpu_nodes.list(&everything).await).await.unwrap();
     let leases = Api::<Lease>::namespaced(controller.clone(), NAMESPACE);
@@ -446,7 +518,7 @@ async fn the_controller_can_do_its_work() {
 async fn the_policies_are_sound() {
     let world = World::start().await.unwrap();
     let api = Api::<ValidatingAdmissionPolicy>::all(world.admin);
-    for kind in ["gpunodes", "leases", "events", "resourceslices"] {
+    for kind in ["gpunodes", "leases", "events", "resourceslices", "deviceclasses", "nodes"] {
         eventually("the policy is checked", PATIENCE, async || {
             let policy = api.get(&format!("{RELEASE}-{kind}")).await?;
             let status = policy.status.unwrap_or_default();

@@ -35,7 +35,7 @@ pub fn gpu_node(data: &[u8]) {
     }
     let servers = [Counters::None, Counters::Combined, Counters::Separate];
     for (counters, taints) in servers.into_iter().flat_map(|counters| [(counters, true), (counters, false)]) {
-        let features = ServerFeatures { counters, taints };
+        let features = ServerFeatures { counters, taints, extended_resources: true };
         let rendering = render(DRIVER, &node, NODE_UID, features);
         for remark in &rendering.remarks {
             assert!(!remark.reason().is_empty() && !remark.to_string().is_empty());
