@@ -77,7 +77,7 @@ pub(crate) fn blocked(reason: &str, place: Option<(u32, u32)>) -> Blocked {
 
 /// A node whose plugin is registered.
 pub(crate) fn node(name: &str, gpus: Vec<Gpu>) -> GpuNode {
-    let mut node = GpuNode::new(name, GpuNodeSpec {});
+    let mut node = GpuNode::new(name, GpuNodeSpec::default());
     node.metadata.uid = Some(format!("uid-of-gpunode-{name}"));
     node.metadata.owner_references = Some(vec![OwnerReference {
         api_version: "v1".into(),

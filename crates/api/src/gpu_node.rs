@@ -1,4 +1,6 @@
-//! `GpuNode`: what one node's plugin knows about its GPUs. Written by the plugin only, read by the controller.
+//! `GpuNode`: what one node's plugin knows about its GPUs, and what the controller wants of them.
+//!
+//! The plugin writes the status and reads the spec, the controller the other way round.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +8,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Desired state of a node's GPUs: nothing yet. The object exists so that status has a home.
+/// What the node shall do with its GPUs beyond what claims need. Written by the controller, from the GpuPolicies and layouts that
+/// are in force; an empty one leaves everything to the claims and to the plugin's command line.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kerf.dev",
@@ -27,7 +30,34 @@ use serde::{Deserialize, Serialize};
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
-pub struct GpuNodeSpec {}
+pub struct GpuNodeSpec {
+    /// By the GPU's [name](Gpu::name). Only GPUs of which there is something to say.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub gpus: BTreeMap<String, GpuSpec>,
+}
+
+/// What the node shall do with one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GpuSpec {
+    /// The MIG mode that the GPU shall be in while it is idle. Absent: as claims need it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig_mode: Option<MigMode>,
+    /// What becomes of GPU instances that no claim explains. Absent: what the plugin was started with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub foreign_instances: Option<ForeignInstances>,
+}
+
+/// What becomes of GPU instances that no claim explains: somebody made them by hand, or they are left over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ForeignInstances {
+    /// They stay. A claim for exactly one of them uses it; what overlaps is not given out.
+    Keep,
+    /// They stay until a claim needs their place.
+    Adopt,
+    /// They are destroyed, unless they are in use.
+    Delete,
+}
 
 /// What the node's plugin found. Written on change only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

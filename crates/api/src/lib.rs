@@ -9,6 +9,6 @@ pub mod names;
 pub mod opaque;
 
 pub use gpu_node::{
-    Attribute, Blocked, ComputeInstanceStatus, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuOffer,
-    MigMode, MigPlacement, MigProfile, MigStatus, Withheld,
+    Attribute, Blocked, ComputeInstanceStatus, ForeignInstances, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec,
+    GpuNodeStatus, GpuOffer, GpuSpec, MigMode, MigPlacement, MigProfile, MigStatus, Withheld,
 };

@@ -35,6 +35,7 @@ mod spans;
 mod steps;
 mod stuck;
 mod unprepare;
+mod wishes;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -57,6 +58,7 @@ pub use journal_file::JournalFile;
 pub use spans::claim_span;
 pub use steps::{Lock, NoWatch, Step, Watch};
 pub use stuck::{Condemned, Released, Retried};
+pub use wishes::{Wish, Wishes};
 
 use epoch::Epoch;
 use gpu::KnownGpus;
@@ -92,8 +94,8 @@ pub struct Settings {
     pub boot_id: String,
     /// How long a release may make no progress before the claim is condemned, see [`Released::Condemned`].
     pub patience: Duration,
-    /// What to do about instances that no claim explains.
-    pub foreign: ForeignPolicy,
+    /// What is wanted of the GPUs beyond what claims need.
+    pub wishes: Wishes,
 }
 
 /// What containers get beside devices and the driver's files. Each has its own way to be wrong on some node, so each can be
@@ -116,7 +118,7 @@ pub struct Engine {
     driver_name: String,
     boot_id: String,
     patience: Duration,
-    foreign: ForeignPolicy,
+    wishes: Wishes,
     journal: Journal,
     locks: Locks,
     specs: SpecDir,
@@ -139,7 +141,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`].
     pub fn open_watched(nvml: Arc<dyn Nvml>, settings: Settings, watch: Arc<dyn Watch>) -> Result<Engine, OpenError> {
-        let Settings { driver_root, driver_name, claims, locks, cdi, metadata, injection, boot_id, patience, foreign } =
+        let Settings { driver_root, driver_name, claims, locks, cdi, metadata, injection, boot_id, patience, wishes } =
             settings;
         let kind = Kind::new(names::CDI_VENDOR, names::CDI_CLASS).expect("constants that are legal CDI names");
         let engine = Engine {
@@ -149,7 +151,7 @@ impl Engine {
             driver_name,
             boot_id,
             patience,
-            foreign,
+            wishes,
             journal: Journal::open(&claims)?,
             locks: Locks::open(&locks)?,
             specs: SpecDir::new(cdi, kind),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kerf_nvml::{DriverRoot, PciAddress};
 
-use crate::engine::ForeignPolicy;
+use crate::engine::Wishes;
 
 /// PCI vendor (pci-ids).
 const NVIDIA: &str = "0x10de";
@@ -20,8 +20,8 @@ pub struct Host {
     pub driver_name: String,
     /// The kernel's boot id.
     pub boot_id: String,
-    /// What is done about instances that no claim explains.
-    pub foreign: ForeignPolicy,
+    /// What is wanted of the GPUs; here, what is done about instances that no claim explains.
+    pub wishes: Wishes,
     /// Where the driver is; `None` while none is found.
     pub driver_root: Option<DriverRoot>,
 }
@@ -50,6 +50,7 @@ mod tests {
 
     use super::*;
     use crate::attributes::Location;
+    use crate::engine::ForeignPolicy;
 
     /// A driver root with a PCI bus.
     struct Bus(tempfile::TempDir);
@@ -74,7 +75,12 @@ mod tests {
 
         fn host(&self) -> Host {
             let driver_root = Some(DriverRoot::at(self.0.path()));
-            Host { driver_name: String::new(), boot_id: String::new(), foreign: ForeignPolicy::Keep, driver_root }
+            Host {
+                driver_name: String::new(),
+                boot_id: String::new(),
+                wishes: Wishes::new(ForeignPolicy::Keep),
+                driver_root,
+            }
         }
     }
 
