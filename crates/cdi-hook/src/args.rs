@@ -80,8 +80,6 @@ fn path(text: String) -> Result<PathBuf, ArgsError> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "what a test cannot go on without fails it")]
-
     use super::*;
 
     fn parsed(args: &[&str]) -> Result<Command, ArgsError> {

@@ -5,7 +5,8 @@
 //! machine they are, and musl's linker ignores the file. A cache of our own making would have to know all of that.
 //!
 //! ldconfig reads whatever the image calls a library. It runs as root of the container's user namespace, before the runtime
-//! has locked the container up, so every capability but the two that it needs is taken from it for good.
+//! has locked the container up, so every capability but the two that it needs is taken from it for good. It is told to leave
+//! links alone (`-X`): it would make and remove some in every directory that the image names, volumes among them.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
@@ -35,6 +36,8 @@ const CONFIGURATION: &str = "/etc/ld.so.conf.d/00-kerf.conf";
 pub(crate) enum LdcacheError {
     #[error("capabilities cannot be given up: {0}")]
     Capabilities(Errno),
+    #[error("the runtime gives hooks no CAP_SYS_CHROOT, and ldconfig is not run without")]
+    NoChroot,
     #[error("{program} cannot be run: {error}")]
     Run { program: &'static str, error: io::Error },
     #[error("{program} has made no cache in the container ({status}): {said}")]
@@ -56,10 +59,14 @@ pub(crate) fn update(container: &Container, folders: &[PathBuf]) -> Result<(), L
         }
         remembered => remembered?,
     }
-    give_up_capabilities().map_err(LdcacheError::Capabilities)?;
+    let left = give_up_capabilities().map_err(LdcacheError::Capabilities)?;
+    // It would go on without, and find its own way around the image's links.
+    if !left.contains(CapabilitySet::SYS_CHROOT) {
+        return Err(LdcacheError::NoChroot);
+    }
     let run = Command::new(ldconfig)
         .env_clear()
-        .arg("-r")
+        .args(["-X", "-r"])
         .arg(&container.path)
         .args(folders)
         .stdin(Stdio::null())
@@ -87,8 +94,8 @@ fn remember(container: &Container, folders: &[PathBuf]) -> Result<(), RootError>
     }
 }
 
-/// For this process and all that it starts.
-fn give_up_capabilities() -> rustix::io::Result<()> {
+/// For this process and all that it starts. Tells what is left.
+fn give_up_capabilities() -> rustix::io::Result<CapabilitySet> {
     let all = (0..u64::BITS).map(|number| CapabilitySet::from_bits_retain(1 << number));
     for capability in all.filter(|capability| !NEEDED.contains(*capability)) {
         match rustix::thread::remove_capability_from_bounding_set(capability) {
@@ -99,7 +106,8 @@ fn give_up_capabilities() -> rustix::io::Result<()> {
     }
     let left = rustix::thread::capabilities(None)?.permitted.intersection(NEEDED);
     let sets = CapabilitySets { effective: left, permitted: left, inheritable: CapabilitySet::empty() };
-    rustix::thread::set_capabilities(None, sets)
+    rustix::thread::set_capabilities(None, sets)?;
+    Ok(left)
 }
 
 fn describe(status: ExitStatus) -> String {

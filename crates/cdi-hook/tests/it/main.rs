@@ -67,13 +67,11 @@ fn run(arguments: &[&str], state: &str) -> Output {
     hook.wait_with_output().unwrap()
 }
 
-/// The smallest library that this machine has under a name of the linker's.
+/// A library of this machine's, which goes by this SONAME.
+const LIBRARY: &str = "libc.so.6";
+
 fn a_library() -> Vec<u8> {
-    let directory = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
-    ["libdl.so.2", "libpthread.so.0", "libc.so.6"]
-        .iter()
-        .find_map(|name| fs::read(Path::new(&directory).join(name)).ok())
-        .expect("glibc's libraries are installed")
+    fs::read(format!("/usr/lib/{}-linux-gnu/{LIBRARY}", std::env::consts::ARCH)).unwrap()
 }
 
 #[test]
@@ -169,12 +167,11 @@ fn libraries_in_a_folder_of_their_own_are_in_the_cache() {
     bundle.make(&format!("rootfs/{folder}"));
     bundle.make("rootfs/etc/ld.so.conf.d");
     fs::write(bundle.path("rootfs/etc/ld.so.conf"), "include /etc/ld.so.conf.d/*.conf\n").unwrap();
-    let library = bundle.path(&format!("rootfs/{folder}/lib.so.535.261.03"));
-    fs::write(&library, a_library()).unwrap();
+    fs::write(bundle.path(&format!("rootfs/{folder}/{LIBRARY}")), a_library()).unwrap();
     for _ in 0..2 {
         bundle.succeeds(&["update-ldcache", "--folder", "/opt/of/its/own", "--folder", "/does/not/exist"]);
         let cached = cached(&bundle);
-        assert!(cached.contains("=> /opt/of/its/own/"), "{cached}");
+        assert!(cached.contains(&format!("=> /opt/of/its/own/{LIBRARY}")), "{cached}");
         let configuration = fs::read_to_string(bundle.path("rootfs/etc/ld.so.conf.d/00-kerf.conf")).unwrap();
         assert_eq!(configuration, "/opt/of/its/own\n/does/not/exist\n");
     }
@@ -182,6 +179,40 @@ fn libraries_in_a_folder_of_their_own_are_in_the_cache() {
     fs::remove_file(bundle.path("rootfs/etc/ld.so.cache")).unwrap();
     assert!(Command::new("/sbin/ldconfig").arg("-r").arg(bundle.path("rootfs")).status().unwrap().success());
     assert!(cached(&bundle).contains("=> /opt/of/its/own/"));
+}
+
+/// A volume may be among the directories that the image names, and its links are none of ldconfig's business.
+#[test]
+fn no_link_beside_libraries_is_made_or_removed() {
+    let bundle = Bundle::new();
+    bundle.make("rootfs/etc");
+    bundle.make("rootfs/opt/volume");
+    fs::write(bundle.path("rootfs/etc/ld.so.conf"), "/opt/volume\n").unwrap();
+    fs::write(bundle.path("rootfs/opt/volume/lib.so.1.2"), a_library()).unwrap();
+    bundle.link("rootfs/opt/volume/libgone.so.1", "nowhere");
+    bundle.succeeds(&["update-ldcache", "--folder", "/usr/lib"]);
+    assert!(bundle.path("rootfs/etc/ld.so.cache").exists());
+    let entries = fs::read_dir(bundle.path("rootfs/opt/volume")).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, ["lib.so.1.2", "libgone.so.1"]);
+}
+
+/// Without the right to enter the container ldconfig would look its paths up from outside.
+#[test]
+fn ldconfig_is_not_run_without_the_right_to_enter_the_container() {
+    let bundle = Bundle::new();
+    bundle.make("rootfs/etc");
+    let state = format!(r#"{{"bundle": {:?}}}"#, bundle.0.path());
+    // Capabilities are each thread's own, and a new program of root's has those of the bounding set.
+    let output = std::thread::spawn(move || {
+        rustix::thread::remove_capability_from_bounding_set(rustix::thread::CapabilitySet::SYS_CHROOT).unwrap();
+        run(&["update-ldcache", "--folder", "/usr/lib"], &state)
+    });
+    let output = output.join().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("no CAP_SYS_CHROOT"), "{said}");
+    assert!(!bundle.path("rootfs/etc/ld.so.cache").exists());
 }
 
 /// The cache is the container's own file, wherever its links lead.
