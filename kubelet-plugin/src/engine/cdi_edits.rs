@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kerf_cdi::{ContainerEdits, Device, DeviceNode, DeviceType, Hook, HookName, Kind, Mount, Spec};
 
@@ -190,7 +190,7 @@ fn hook_with(hook: Option<&hook::Hook>, command: &str, flag: &str, values: impl 
 
 /// Paths here are made of the driver root, which came as text, and of names that are UTF-8.
 fn text(path: &Path) -> String {
-    PathBuf::from(path).to_string_lossy().into_owned()
+    path.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ const CONTROL_NODES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools",
 /// The direct rendering manager's directory below `/dev`.
 const DRM: &str = "dri";
 
-/// Permission bits of a node that only its owner and its group may open to read and write.
+/// Permission bits of a node that everybody may open to read and write.
 const ALL_READ_WRITE: u32 = 0o006;
 
 /// Where to look.

@@ -199,8 +199,8 @@ impl Preparation<'_> {
         Ok(plans)
     }
 
-    /// Profile and placement behind a partition's name, and the profile's own name. Some drivers tell them only while MIG is on: then it is switched
-    /// on, if `holds` are given and nobody holds the whole GPU.
+    /// Profile and placement behind a partition's name, and the profile's own name. Some drivers tell them only while MIG is
+    /// on: then it is switched on, if `holds` are given and nobody holds the whole GPU.
     fn cut(&mut self, device: &DeviceName, holds: Option<&[Hold]>) -> Result<(Cut, String), PrepareError> {
         let _span = spans::device_span(device).entered();
         let engine = self.engine;

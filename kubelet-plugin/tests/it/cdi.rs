@@ -47,8 +47,8 @@ enum Who {
 use In::{Control, Env, Groups, Hooks, Mounts, Nodes};
 use Who::{Everyone, Graphics, Nobody, Slices};
 
-/// What the toolkit injects: where, how it begins in the container or what it contains (`LIB` is the directory of libraries,
-/// `VERSION` the driver's), and who gets it here.
+/// What the toolkit injects: where, what it is or how it begins in the container, for hooks what it contains (`LIB` is the
+/// directory of libraries, `VERSION` the driver's), and who gets it here.
 const TOOLKIT: &[(In, &str, Who)] = &[
     (Nodes, "/dev/nvidia", Everyone),
     (Nodes, "/dev/nvidia-caps/nvidia-cap", Slices),
@@ -119,7 +119,7 @@ const TOOLKIT: &[(In, &str, Who)] = &[
     (Hooks, "disable-device-node-modification", Nobody("hook `disable-device-node-modification`")),
     (Hooks, "update-application-profile", Nobody("hook `update-application-profile`")),
     (Hooks, "chmod", Nobody("hook `chmod`")),
-    (Nodes, "/dev/nvidia-caps-imex-channels", Nobody("IMEX channels")),
+    (Nodes, "/dev/nvidia-caps-imex-channels/channel", Nobody("IMEX channels")),
     (Nodes, "/dev/nvidia-fs", Nobody("GPUDirect Storage")),
     (Nodes, "/dev/gdrdrv", Nobody("GDRCopy")),
 ];
@@ -174,13 +174,20 @@ fn texts(spec: &Value, place: In) -> Vec<String> {
     }
 }
 
-fn has(spec: &Value, place: In, item: &str) -> bool {
+/// Whether a text is what an item of the list is about. Nodes of GPUs and capabilities are numbered.
+fn fits(place: In, item: &str, text: &str) -> bool {
     let item = item.replace("LIB", &format!("/{}", lib())).replace("VERSION", "535.261.03");
-    texts(spec, place).iter().any(|text| match place {
-        Nodes | Env => text.starts_with(&item),
+    let is_number = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit());
+    match place {
+        Nodes => text.strip_prefix(&item).is_some_and(is_number),
+        Env => text.starts_with(&item),
         Hooks => text.contains(&item),
-        Control | Mounts | Groups => *text == item,
-    })
+        Control | Mounts | Groups => text == item,
+    }
+}
+
+fn has(spec: &Value, place: In, item: &str) -> bool {
+    texts(spec, place).iter().any(|text| fits(place, item, text))
 }
 
 fn engine_with_hook(node: &Node) -> Engine {
@@ -217,7 +224,7 @@ fn a_container_gets_what_the_toolkit_gives_it() {
         }
         // The other way round: nothing comes in that is not in the list.
         let listed = |place: In, text: &str| {
-            TOOLKIT.iter().any(|(of, item, _)| *of == place && one(&spec, *of, item, text)) || is_more(text)
+            TOOLKIT.iter().any(|(of, item, _)| *of == place && fits(place, item, text)) || is_more(text)
         };
         for place in [Nodes, Control, Mounts, Env, Groups] {
             unexplained.extend(texts(&spec, place).into_iter().filter(|text| !listed(place, text)));
@@ -227,20 +234,6 @@ fn a_container_gets_what_the_toolkit_gives_it() {
         unprepare(&engine, &claim);
     }
     assert_eq!(unexplained, BTreeSet::new(), "not in the toolkit's list");
-}
-
-/// Whether a text is what an item of the list is about.
-fn one(spec: &Value, place: In, item: &str, text: &str) -> bool {
-    let alone = serde_json::json!({"devices": [{"containerEdits": {}}], "containerEdits": {}});
-    let mut alone = alone;
-    match place {
-        Nodes => alone["devices"][0]["containerEdits"]["deviceNodes"] = serde_json::json!([{"path": text}]),
-        Control => alone["containerEdits"]["deviceNodes"] = serde_json::json!([{"path": text}]),
-        Mounts => alone["containerEdits"]["mounts"] = serde_json::json!([{"containerPath": text}]),
-        Env => alone["containerEdits"]["env"] = serde_json::json!([text]),
-        Groups | Hooks => return texts(spec, place).iter().any(|there| there == text),
-    }
-    has(&alone, place, item)
 }
 
 /// Names of the same libraries, and what Kubernetes, not the toolkit, has containers told.
