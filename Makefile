@@ -15,6 +15,7 @@ DENY      := $(CACHE)/cargo-deny/0.20.2
 HELM      := $(CACHE)/helm/$(shell sed -n 's/^const helmVersion = "\(.*\)"/\1/p' e2e/cluster/build.go)/helm
 CYCLONEDX := $(CACHE)/cargo-cyclonedx/$(shell sed -n 's/^ARG CYCLONEDX=//p' deploy/Containerfile)
 BASE      := $(CACHE)/base-image
+HOOK      := $(TARGET)/hook/kerf-cdi-hook
 IMAGES    := $(addprefix $(TARGET)/images/,kubelet-plugin.tar controller.tar simulator.tar)
 AGAIN     := $(TARGET)/images-again
 FUZZ      := $(TARGET)/fuzz
@@ -62,9 +63,15 @@ $(HELM): | $(CLUSTER)
 	$(CLUSTER) build helm
 
 # The programs of the whole workspace: for the three packages alone cargo would compile the dependencies again, with other features.
-programs-debug: build
-programs-release:
+programs-debug: build $(HOOK)
+programs-release: $(HOOK)
 	cargo build --release --workspace --lib $(addprefix --bin ,kerf-controller kerf-kubelet-plugin nvml-sim nvidia-smi)
+
+# Linked statically, as it runs on hosts of any C library; in a profile of its own, which a plain `cargo build` does not touch.
+$(HOOK): FORCE
+	cargo rustc --quiet --locked --profile hook --package kerf-cdi-hook --bin kerf-cdi-hook -- -C target-feature=+crt-static
+
+FORCE:
 
 images: export PATH := $(CYCLONEDX)/bin:$(PATH)
 images: programs-$(PROFILE) $(CYCLONEDX)/bin/cargo-cyclonedx $(BASE)/current.tar ## Container images as OCI archives, in target/images (PROFILE)
@@ -160,4 +167,4 @@ demo-down: $(CLUSTER) ## End the demo and leave nothing behind
 	@$(CLUSTER) down --purge
 	@rm -rf $(DEMO)
 
-.PHONY: help setup build test lint helm programs-debug programs-release images images-check deny unit install-yaml torture doc e2e fuzz bench contract demo demo-down
+.PHONY: FORCE help setup build test lint helm programs-debug programs-release images images-check deny unit install-yaml torture doc e2e fuzz bench contract demo demo-down

@@ -3,6 +3,8 @@
 #
 #   .ci/images.sh PROGRAMS OUT BASE        such as target/debug target/images ~/.cache/kerf/base-image/current.tar
 #
+# The CDI hook is taken from PROGRAMS/../hook, where its own profile puts it (`make`).
+#
 # OUT/<image>.tar is an OCI archive that calls itself localhost/kerf-<image>:dev, OUT/<image>.cdx.json its bill of materials.
 # An image whose inputs are as they were is not built again.
 set -euo pipefail

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Lays out what each of kerf's images adds to its base:
 #
-#   deploy/image-trees.sh PROGRAMS TREES        PROGRAMS: what cargo built, target/release or target/debug
+#   deploy/image-trees.sh PROGRAMS TREES        PROGRAMS: what cargo built, target/release or target/debug; the CDI hook,
+#                                               whose profile is its own, lies beside that in target/hook
 #
 # TREES/<image>/ is the image's root. The stage `build` of the Containerfile runs this, and so does `make images`.
 # cargo-cyclonedx is on the PATH; $SOURCE_DATE_EPOCH is the time that the bills of materials name.
@@ -36,6 +37,13 @@ tree() { # IMAGE PACKAGE FOLDER FILE...
   sed "s|file://$copy|file:///kerf|g" "$copy/$package/sbom.json" >"$doc/sbom.cdx.json"
 }
 tree kubelet-plugin kubelet-plugin usr/bin kerf-kubelet-plugin
+hook=$programs/../hook/kerf-cdi-hook
+if readelf --program-headers "$hook" | grep -q INTERP; then
+  echo "image-trees: $hook is not linked statically: build it as the Makefile does" >&2
+  exit 1
+fi
+install -m 0755 "$hook" "$trees/kubelet-plugin/usr/bin/kerf-cdi-hook"
+sed "s|file://$copy|file:///kerf|g" "$copy/crates/cdi-hook/sbom.json" >"$trees/kubelet-plugin/usr/share/doc/kerf/kerf-cdi-hook.cdx.json"
 tree controller controller usr/bin kerf-controller
 # nvml-sim looks for the library and the nvidia-smi that it installs beside itself, where no PATH leads.
 tree simulator crates/nvml-sim usr/libexec/kerf nvml-sim nvidia-smi libkerf_nvml_sim.so

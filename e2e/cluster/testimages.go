@@ -16,7 +16,7 @@ const (
 	// pauseImage is the sandbox of every pod.
 	pauseImage = "localhost/kerf-pause:1"
 	// testImage has a shell, and the C library's loader and libraries, so that dynamically linked programs that are
-	// mounted into its containers run.
+	// mounted into its containers run; and ldconfig, to look into the loader's cache, of which the image has none.
 	testImage = "localhost/kerf-e2e:1"
 )
 
@@ -83,6 +83,11 @@ func testImageEntries() ([]entry, error) {
 			entries = append(entries, entry{path: "/bin/" + name, target: "busybox"})
 		}
 	}
+	ldconfig, err := hostFile("/sbin/ldconfig", ldconfigProgram())
+	if err != nil {
+		return nil, err
+	}
+	entries = append(entries, ldconfig)
 	loader, known := loaders[runtime.GOARCH]
 	if !known {
 		return nil, fmt.Errorf("the test image is not made for %s: add its loader to testimages.go", runtime.GOARCH)
@@ -104,6 +109,15 @@ func testImageEntries() ([]entry, error) {
 		entries = append(entries, library)
 	}
 	return entries, nil
+}
+
+// ldconfigProgram is where this machine has ldconfig; on Ubuntu /sbin/ldconfig is a shell script around it.
+func ldconfigProgram() string {
+	const program = "/sbin/ldconfig"
+	if _, err := os.Stat(program + ".real"); err == nil {
+		return program + ".real"
+	}
+	return program
 }
 
 // multiarch is the name of the folder that Debian's loader searches.

@@ -368,12 +368,12 @@ impl World {
         .await
     }
 
-    /// No GPU instance, no CDI spec, no journal.
+    /// No GPU instance, no CDI spec, no journal, no device metadata.
     pub async fn nothing_is_left(&self) -> Result<()> {
         self.instances(0).await?;
         let node = self.cluster.node()?;
-        let journal = node.kubelet_root.join("plugins").join(DRIVER).join("claims");
-        for directory in [&node.cdi_root, &journal] {
+        let own = node.kubelet_root.join("plugins").join(DRIVER);
+        for directory in [&node.cdi_root, &own.join("claims"), &own.join("metadata")] {
             eventually("the node's files are gone", self.patience, async || {
                 let left = files(directory)?;
                 ensure!(left.is_empty(), "{} still holds {left:?}", directory.display());

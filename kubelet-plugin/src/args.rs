@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use kerf_api::names;
 
 use crate::engine::ForeignPolicy;
@@ -42,6 +42,15 @@ pub struct Args {
     #[arg(long, env = "KERF_CDI_ROOT", default_value = "/var/run/cdi", value_parser = absolute)]
     pub cdi_root: PathBuf,
 
+    /// The program that container runtimes run for this one, which is copied to the host [default: kerf-cdi-hook beside this
+    /// program; without it containers get less].
+    #[arg(long, env = "KERF_CDI_HOOK", value_parser = absolute)]
+    pub cdi_hook: Option<PathBuf>,
+
+    /// What containers do without.
+    #[arg(long, env = "KERF_CDI_WITHOUT", value_enum, value_delimiter = ',')]
+    pub cdi_without: Vec<CdiPart>,
+
     /// Namespace of this program's lease.
     #[arg(long, env = "KERF_NAMESPACE", default_value = names::NAMESPACE)]
     pub namespace: String,
@@ -61,6 +70,17 @@ pub struct Args {
     /// How this program can be observed.
     #[command(flatten)]
     pub telemetry: kerf_telemetry::TelemetryArgs,
+}
+
+/// A part of what containers get that can be left out, on a node where it is in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CdiPart {
+    /// The hook that updates the linker's cache and makes links.
+    Hooks,
+    /// Files that tell a container which devices it has.
+    Metadata,
+    /// Groups that may open a device whose node is not for everyone; container runtimes need CDI 0.7 for it.
+    AdditionalGids,
 }
 
 /// A name that Kubernetes takes for nodes and drivers, and that is safe as part of a path.
@@ -134,6 +154,8 @@ mod tests {
             ["--pod-uid", ""],
             ["--foreign-instances", "destroy"],
             ["--at-exit", "stay"],
+            ["--cdi-hook", "hook"],
+            ["--cdi-without", "hooks,everything"],
         ] {
             let error = parse(&bad).unwrap_err();
             assert!(

@@ -19,8 +19,8 @@ use tokio::sync::Notify;
 use crate::claim::ClaimRef;
 use crate::dra::Carver;
 use crate::engine::{
-    Claim, Condemned, Engine, OpenError, PreparedClaim, PreparedDevice, Released, RemovedForeign, Retried, Settings,
-    Wishes,
+    Claim, Condemned, Engine, Injection, OpenError, PreparedClaim, PreparedDevice, Released, RemovedForeign, Retried,
+    Settings, Wishes,
 };
 use crate::events::Events;
 use crate::failure::Failure;
@@ -33,13 +33,15 @@ use crate::reconcile::Node;
 /// well below what a person waits for.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Where the driver is.
+/// Where the driver is, and what containers get beside it.
 #[derive(Clone, Debug)]
 pub struct DriverFiles {
     /// Where this program sees the host's root directory.
     pub host_root: PathBuf,
     /// The driver root, as the host calls it; looked for in the usual places when not given.
     pub driver_root: Option<PathBuf>,
+    /// See [`Injection`].
+    pub injection: Injection,
 }
 
 /// The driver of this node, opened on demand.
@@ -150,7 +152,7 @@ impl Driver {
     }
 
     fn open(&self) -> Result<Session, DriverError> {
-        let DriverFiles { host_root, driver_root } = &self.files;
+        let DriverFiles { host_root, driver_root, injection } = &self.files;
         let root = match driver_root {
             Some(root) => DriverRoot::below(host_root, root),
             None => DriverRoot::detect(host_root, DriverRoot::CANDIDATES)?,
@@ -158,9 +160,12 @@ impl Driver {
         let nvml: Arc<dyn Nvml> = Arc::new(Library::open(&root)?);
         let settings = Settings {
             driver_root: root.clone(),
+            driver_name: self.driver_name.clone(),
             claims: self.paths.claims.clone(),
             locks: self.paths.locks.clone(),
             cdi: self.paths.cdi.clone(),
+            metadata: self.paths.metadata.clone(),
+            injection: injection.clone(),
             boot_id: root.boot_id(),
             patience: PATIENCE,
             wishes: self.wishes.clone(),

@@ -168,7 +168,7 @@ impl Classified for PrepareError {
             | PrepareError::NotCarved { .. } => Class::Claim,
             PrepareError::Lock(error) => error.class(),
             PrepareError::Journal(error) => error.class(),
-            PrepareError::Spec(_) => Class::Disk,
+            PrepareError::Spec(_) | PrepareError::Metadata(_) => Class::Disk,
             PrepareError::Gpu(error) => error.class(),
             PrepareError::Held { .. }
             | PrepareError::Condemned { .. }

@@ -5,6 +5,7 @@
 //! * [`inventory`] reads what the node has, and decides what may be offered of it.
 //! * [`registration`], [`dra`] and [`health`] are the services the kubelet calls; [`claim`] checks what it asks for.
 //! * [`reconcile`] releases what nobody else will, and goes on with what could not be released.
+//! * [`hook`] is the program that container runtimes run for us.
 //! * [`node_status`], [`lease`] and [`events`] are what the plugin tells the API server.
 //! * [`neighbours`] are the other plugins of this driver on the node, during a rolling update (`HANDOVER.md`).
 //! * [`metrics`] counts and measures; [`failure`] sorts what goes wrong.
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod attributes;
 mod backoff;
 pub mod claim;
 pub mod dra;
@@ -24,6 +26,7 @@ pub mod engine;
 pub mod events;
 pub mod failure;
 pub mod health;
+pub mod hook;
 pub mod inventory;
 pub mod lease;
 pub mod metrics;
@@ -37,7 +40,7 @@ pub mod registration;
 mod run;
 pub mod socket;
 
-pub use args::Args;
+pub use args::{Args, CdiPart};
 pub use engine::ForeignPolicy;
 pub use lease::AtExit;
 pub use run::run;

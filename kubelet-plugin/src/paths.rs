@@ -29,6 +29,10 @@ pub struct Paths {
     pub locks: PathBuf,
     /// CDI specifications, read by the container runtime.
     pub cdi: PathBuf,
+    /// What containers are told of their devices: a directory for each prepared claim.
+    pub metadata: PathBuf,
+    /// Programs of ours that container runtimes run.
+    pub bin: PathBuf,
     driver_name: String,
 }
 
@@ -50,6 +54,8 @@ impl Paths {
             dra_socket: plugin_directory.clone(),
             claims: plugin_directory.join("claims"),
             locks: plugin_directory.join("locks"),
+            metadata: plugin_directory.join("metadata"),
+            bin: plugin_directory.join("bin"),
             plugin_directory,
             cdi: cdi_root.to_owned(),
             driver_name: driver_name.to_owned(),

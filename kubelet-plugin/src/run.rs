@@ -6,7 +6,7 @@
 
 use std::error::Error;
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,12 +24,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tracing::{Instrument as _, info_span};
 
-use crate::args::Args;
+use crate::args::{Args, CdiPart};
 use crate::claim::ApiClaims;
 use crate::dra::Dra;
 use crate::driver::{Driver, DriverFiles};
-use crate::engine::Wishes;
+use crate::engine::{Injection, Wishes};
 use crate::health::Health;
+use crate::hook::{self, Hook};
 use crate::inventory::Watcher;
 use crate::lease::{AtExit, End, Holder, NodeLease};
 use crate::metrics::{Metrics, Seen};
@@ -115,6 +116,8 @@ async fn serve(args: Args) -> Result<(), RunError> {
         driver_root,
         kubelet_root,
         cdi_root,
+        cdi_hook,
+        cdi_without,
         namespace,
         kubeconfig,
         foreign_instances,
@@ -144,7 +147,13 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let (verdict_sender, verdict) = watch::channel(KubeletVerdict::Unknown);
     let changed = Arc::new(Notify::new());
     let wishes = Wishes::new(foreign_instances);
-    let files = DriverFiles { host_root, driver_root };
+    let leaves_out = |part| cdi_without.contains(&part);
+    let injection = Injection {
+        hook: if leaves_out(CdiPart::Hooks) { None } else { install_hook(cdi_hook, &paths, &host_root) },
+        metadata: !leaves_out(CdiPart::Metadata),
+        additional_gids: !leaves_out(CdiPart::AdditionalGids),
+    };
+    let files = DriverFiles { host_root, driver_root, injection };
     let driver = Arc::new(Driver::new(
         files,
         &driver_name,
@@ -240,6 +249,23 @@ async fn serve(args: Args) -> Result<(), RunError> {
     drop(dra_file);
     tracing::info!("stopped");
     early.map_or(Ok(()), Err)
+}
+
+/// Brings the hook to where container runtimes find it. Without it the plugin is of use all the same.
+fn install_hook(program: Option<PathBuf>, paths: &Paths, host_root: &Path) -> Option<Hook> {
+    let program = program.unwrap_or_else(hook::beside_this_program);
+    match Hook::install(&program, &paths.bin, host_root) {
+        Ok(hook) => {
+            let Hook { path, updates_ldcache } = &hook;
+            tracing::info!(path = %path.display(), updates_ldcache, "containers get a hook");
+            Some(hook)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "containers get no hook: images that are not built on Debian or Ubuntu may not find \
+                the driver's libraries");
+            None
+        }
+    }
 }
 
 fn ended_early(server: &'static str, ended: Result<Result<(), impl Display>, JoinError>) -> RunError {

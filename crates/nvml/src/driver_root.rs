@@ -150,6 +150,23 @@ impl DriverRoot {
         self.find(name, &PROGRAM_DIRS)
     }
 
+    /// The directories that the driver's libraries may be in: those that exist, links followed, each once, in the order in
+    /// which [`DriverRoot::library`] looks.
+    pub fn library_dirs(&self) -> Vec<PathBuf> {
+        let mut dirs: Vec<PathBuf> = Vec::new();
+        for dir in LIBRARY_DIRS.iter().filter_map(|dir| self.resolve(dir)).filter(|dir| dir.is_dir()) {
+            if !dirs.contains(&dir) {
+                dirs.push(dir);
+            }
+        }
+        dirs
+    }
+
+    /// What is at a path below the root, links followed: a file, a directory or a socket.
+    pub fn resolve(&self, path: impl AsRef<Path>) -> Option<PathBuf> {
+        resolve(&self.root, path.as_ref())
+    }
+
     fn find(&self, name: &str, dirs: &[&str]) -> Result<PathBuf, DriverRootError> {
         dirs.iter()
             .filter_map(|dir| resolve(&self.root, &Path::new(dir).join(name)))
@@ -197,12 +214,6 @@ impl DriverRoot {
     fn own_or_host(&self, dir: &str, evidence: &str) -> PathBuf {
         let root = if self.root.join(evidence).exists() { &self.root } else { &self.host_root };
         root.join(dir)
-    }
-
-    /// The persistence daemon's socket, which NVIDIA's programs in a container use; `None` while no daemon runs.
-    pub fn persistenced_socket(&self) -> Option<PathBuf> {
-        let socket = self.root.join("run/nvidia-persistenced/socket");
-        socket.exists().then_some(socket)
     }
 }
 
@@ -301,6 +312,17 @@ mod tests {
         assert_eq!(root.nvml_library().unwrap(), lib.join("nvidia/current/libnvidia-ml.so.535.261.03"));
     }
 
+    /// `/lib` is a link to `/usr/lib` on most hosts.
+    #[test]
+    fn each_library_directory_is_told_once() {
+        let dir = tempfile::tempdir().unwrap();
+        touch(&dir.path().join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"));
+        touch(&dir.path().join("usr/lib64"));
+        link("usr/lib", &dir.path().join("lib"));
+        let usr_lib = dir.path().join("usr/lib");
+        assert_eq!(DriverRoot::at(dir.path()).library_dirs(), [usr_lib.join("x86_64-linux-gnu"), usr_lib]);
+    }
+
     #[test]
     fn links_neither_leave_the_root_nor_go_round_for_ever() {
         let dir = tempfile::tempdir().unwrap();
@@ -327,16 +349,13 @@ mod tests {
         assert_eq!(root.dev(), Path::new("/dev"));
         assert_eq!(root.proc(), Path::new("/proc"));
         assert_eq!(root.sys_pci(), Path::new("/sys/bus/pci/devices"));
-        assert_eq!(root.persistenced_socket(), None);
 
         touch(&dir.path().join("dev/nvidiactl"));
         touch(&dir.path().join("proc/driver/nvidia/version"));
         fs::create_dir_all(dir.path().join("sys/bus/pci/devices")).unwrap();
-        touch(&dir.path().join("run/nvidia-persistenced/socket"));
         assert_eq!(root.dev(), dir.path().join("dev"));
         assert_eq!(root.proc(), dir.path().join("proc"));
         assert_eq!(root.sys_pci(), dir.path().join("sys/bus/pci/devices"));
-        assert_eq!(root.persistenced_socket(), Some(dir.path().join("run/nvidia-persistenced/socket")));
     }
 
     /// `/var/run` is a link to `/run` on every host, and often an absolute one.

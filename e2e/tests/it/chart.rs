@@ -66,6 +66,7 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["kubeletPlugin.imgae.tag=1"], &["kubeletPlugin", "imgae", "not allowed"]),
     (&["driverName=null"], &["missing", "driverName"]),
     (&["foreignInstances=destroy"], &["foreignInstances", "keep", "adopt", "delete"]),
+    (&["cdiWithout={everything}"], &["cdiWithout/0", "hooks", "metadata", "additional-gids"]),
     (&["kubeletPlugin.atExit=never"], &["atExit", "withdraw", "keep"]),
     (&["nodes.discovery=Labels"], &["discovery", "All", "NodeFeatureDiscovery"]),
     (&["logFormat=yaml"], &["logFormat", "json", "text"]),

@@ -44,7 +44,7 @@ fn the_programs_take_what_the_chart_gives_them() {
 #[test]
 fn the_chart_leaves_out_what_is_for_runs_outside_of_a_cluster() {
     let left_out = [
-        ("DaemonSet", "kerf-kubelet-plugin", &["--driver-root", "--kubeconfig"][..]),
+        ("DaemonSet", "kerf-kubelet-plugin", &["--cdi-hook", "--cdi-without", "--driver-root", "--kubeconfig"][..]),
         ("Deployment", "kerf-controller", &["--identity", "--kubeconfig"]),
     ];
     let objects = render("kerf", "kerf-system", &[]).unwrap();

@@ -5,6 +5,7 @@
 mod architecture;
 mod bad_claims;
 mod carve;
+mod cdi;
 mod chart;
 mod claims;
 mod exclusion;

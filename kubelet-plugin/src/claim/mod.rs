@@ -13,6 +13,9 @@ pub use source::{ApiClaims, ClaimSource, SourceError};
 
 use crate::engine::{AllocatedDevice, Claim, DeviceName, DeviceNameError};
 
+/// Annotation of a claim that was made from a pod's template: what the pod calls it (`k8s.io/api/resource/v1`).
+const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
+
 /// What the kubelet says about a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimRef {
@@ -145,13 +148,21 @@ pub fn check(asked: &ClaimRef, found: Option<&ResourceClaim>, driver: &str, node
         }
         devices.push(AllocatedDevice {
             request: base_request(&result.request).to_owned(),
+            subrequest: result.request.split_once('/').map(|(_, subrequest)| subrequest.to_owned()),
             pool: result.pool.clone(),
             device: result.device.clone(),
             share_id: result.share_id.clone(),
             admin_access: result.admin_access.unwrap_or(false),
         });
     }
-    Ok(Claim { uid: asked.uid.clone(), namespace: asked.namespace.clone(), name: asked.name.clone(), devices })
+    let annotations = found.metadata.annotations.as_ref();
+    Ok(Claim {
+        uid: asked.uid.clone(),
+        namespace: asked.namespace.clone(),
+        name: asked.name.clone(),
+        pod_claim_name: annotations.and_then(|annotations| annotations.get(POD_CLAIM_NAME)).cloned(),
+        devices,
+    })
 }
 
 /// Whether `found`, which has the name of `asked`, is that very claim and has a device of this driver on this node.

@@ -47,11 +47,17 @@ fn our_part_of_a_good_claim() {
     admin["adminAccess"] = json!(true);
     let foreign = json!({"request": "nic", "driver": "nic.example.com", "pool": "elsewhere", "device": "eth0"});
 
-    let claim = check_claim(&claim(json!([foreign, shared, admin]), json!([]))).unwrap();
+    let mut claim = claim(json!([foreign, shared, admin]), json!([]));
+    assert_eq!(check_claim(&claim).unwrap().pod_claim_name, None);
+    let of_template = ("resource.kubernetes.io/pod-claim-name".to_owned(), "gpu".to_owned());
+    claim.metadata.annotations = Some([of_template].into());
+    let claim = check_claim(&claim).unwrap();
 
+    assert_eq!(claim.pod_claim_name.as_deref(), Some("gpu"));
     assert_eq!((claim.uid.as_str(), claim.namespace.as_str(), claim.name.as_str()), ("u1", "default", "slice"));
     let device = |request: &str, device: &str, share_id: Option<&str>, admin_access| AllocatedDevice {
         request: request.into(),
+        subrequest: (request == "gpus").then(|| "large".into()),
         pool: "node-1".into(),
         device: device.into(),
         share_id: share_id.map(Into::into),

@@ -9,10 +9,12 @@ use super::record::{PartitionRecord, PartitionState, Phase};
 use super::{DeviceName, Engine, GpuError, Ledger, PrepareError, Step, busy, spans};
 
 /// A partition that is in place.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Carved {
     pub(super) gpu_instance: u32,
     pub(super) compute_instance: u32,
+    /// UUID of the MIG device.
+    pub(super) uuid: String,
 }
 
 impl PrepareError {
@@ -42,7 +44,7 @@ impl Engine {
             None => self.create_gpu_instance(gpu, ledger, index)?,
         };
         let compute = self.ensure_compute_instance(gpu, ledger, index, gpu_instance, compute_slices)?;
-        Ok(Carved { gpu_instance, compute_instance: compute.id })
+        Ok(Carved { gpu_instance, compute_instance: compute.id, uuid: compute.uuid })
     }
 
     /// The live instance that the journal explains as this partition, or a foreign one that the policy lets it take. Anything
@@ -145,8 +147,8 @@ impl Engine {
         let instance = self.live_instances(gpu)?.iter().find(wanted).copied().ok_or_else(not_carved)?;
         let compute =
             self.nvml.compute_instances(gpu.handle, instance.id).map_err(gpu.failed("list the compute instances"))?;
-        let compute_instance = compute.first().ok_or_else(not_carved)?.id;
-        Ok(Carved { gpu_instance: instance.id, compute_instance })
+        let compute = compute.into_iter().next().ok_or_else(not_carved)?;
+        Ok(Carved { gpu_instance: instance.id, compute_instance: compute.id, uuid: compute.uuid })
     }
 
     /// Removes what is on the GPU of partition `index`, and journals it if the disk allows: the GPU is listed again before

@@ -16,8 +16,10 @@ pub struct Claim {
     pub uid: String,
     /// Its namespace, for messages.
     pub namespace: String,
-    /// Its name, for messages.
+    /// Its name, for messages and for what its containers are told.
     pub name: String,
+    /// What the pod calls it whose template it was made from.
+    pub pod_claim_name: Option<String>,
     /// What it was allocated here, in the order of the allocation.
     pub devices: Vec<AllocatedDevice>,
 }
@@ -27,6 +29,8 @@ pub struct Claim {
 pub struct AllocatedDevice {
     /// The base name of the request, without the subrequest part.
     pub request: String,
+    /// Which of the request's alternatives was chosen, `large` of `gpu/large`.
+    pub subrequest: Option<String>,
     /// The pool: the node's name.
     pub pool: String,
     /// The device's name, see [`DeviceName`].

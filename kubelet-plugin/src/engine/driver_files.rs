@@ -1,26 +1,25 @@
-//! What of the driver's files is on the node: device nodes, libraries, programs, capability numbers. Reads only.
+//! What of the driver is on the node: device nodes, capability numbers, and the files that containers get to see. Reads only.
 //!
 //! Everything is looked up where this program sees it, and named as the host does: the container runtime works on the
 //! host. What does not exist is left out, and looked for again the next time.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 
-use kerf_nvml::DriverRoot;
+use kerf_nvml::{DriverRoot, PciAddress};
 
 use super::capabilities;
+use super::shown::ShownFiles;
 
 /// Device nodes that every container with a GPU needs, beside that of the GPU.
 const CONTROL_NODES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
 
-/// Programs of the driver that work in a container.
-const PROGRAMS: [&str; 5] =
-    ["nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
+/// The direct rendering manager's directory below `/dev`.
+const DRM: &str = "dri";
 
-/// NVML's SONAME.
-const NVML: &str = "libnvidia-ml.so.1";
+/// Permission bits of a node that everybody may open to read and write.
+const ALL_READ_WRITE: u32 = 0o006;
 
 /// Where to look.
 pub(super) struct DriverFiles<'a> {
@@ -36,25 +35,46 @@ pub(super) struct Node {
     pub(super) host_path: PathBuf,
     pub(super) major: u32,
     pub(super) minor: u32,
+    /// Who may open it; `None` where the host has no node, and the runtime makes the container's from the numbers.
+    pub(super) access: Option<Access>,
 }
 
-/// A file that containers get to see under one or more names.
+/// Who may open a device node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Access {
+    /// Permission bits.
+    pub(super) mode: u32,
+    /// Its group on the host.
+    pub(super) gid: u32,
+}
+
+/// A GPU's node for rendering and display, and the name by which programs find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Shown {
-    /// Its path on the host.
-    pub(super) host_path: PathBuf,
-    /// The names it goes by.
-    pub(super) names: BTreeSet<String>,
+pub(super) struct DrmNode {
+    pub(super) node: Node,
+    /// Its link in `/dev/dri/by-path` as udev names it (systemd, rules.d/60-drm.rules): `pci-0000:3b:00.0-card`.
+    pub(super) by_path: String,
 }
 
 /// What every container with a GPU gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Common {
     pub(super) control_nodes: Vec<Node>,
-    pub(super) libraries: Vec<Shown>,
-    pub(super) programs: Vec<Shown>,
-    /// The persistence daemon's socket, as the host sees it.
-    pub(super) persistenced_socket: Option<PathBuf>,
+    pub(super) shown: ShownFiles,
+}
+
+impl Node {
+    /// The group that a container's process has to join to open it.
+    pub(super) fn needed_group(&self) -> Option<u32> {
+        let access = self.access.filter(|access| access.mode & ALL_READ_WRITE != ALL_READ_WRITE)?;
+        (access.gid != 0).then_some(access.gid)
+    }
+}
+
+impl Access {
+    fn of(metadata: &Metadata) -> Access {
+        Access { mode: metadata.mode() & 0o777, gid: metadata.gid() }
+    }
 }
 
 impl<'a> DriverFiles<'a> {
@@ -86,7 +106,9 @@ impl<'a> DriverFiles<'a> {
             })?;
         let major = capabilities::major(&read(proc.join("devices"))?)?;
         let name = format!("{}{minor}", capabilities::NODE_PREFIX);
-        Some(Node { host_path: self.root.host_path(&self.root.dev().join(&name)), name, major, minor })
+        let path = self.root.dev().join(&name);
+        let access = fs::metadata(&path).ok().as_ref().map(Access::of);
+        Some(Node { host_path: self.root.host_path(&path), name, major, minor, access })
     }
 
     /// The kernel module's table of all capability devices.
@@ -111,13 +133,35 @@ impl<'a> DriverFiles<'a> {
         })
     }
 
+    /// A GPU's nodes of the direct rendering manager; none where its kernel module is not loaded.
+    pub(super) fn drm_nodes(&self, address: PciAddress) -> Vec<DrmNode> {
+        let directory = self.root.sys_pci().join(address.to_string()).join("drm");
+        let mut names: Vec<_> = fs::read_dir(directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        let node = |name: &String| {
+            let kind = if is_numbered(name, "card") {
+                "card"
+            } else if is_numbered(name, "renderD") {
+                "render"
+            } else {
+                return None;
+            };
+            let node = self.node(&format!("{DRM}/{name}")).ok()?;
+            Some(DrmNode { node, by_path: format!("pci-{address}-{kind}") })
+        };
+        names.iter().filter_map(node).collect()
+    }
+
     /// Everything that does not depend on which GPU it is.
     pub(super) fn common(&self, driver_version: &str) -> Common {
         Common {
             control_nodes: CONTROL_NODES.iter().filter_map(|name| self.node(name).ok()).collect(),
-            libraries: self.libraries(driver_version),
-            programs: PROGRAMS.iter().filter_map(|name| self.program(name)).collect(),
-            persistenced_socket: self.root.persistenced_socket().map(|socket| self.root.host_path(&socket)),
+            shown: ShownFiles::of(self.root, driver_version),
         }
     }
 
@@ -132,146 +176,54 @@ impl<'a> DriverFiles<'a> {
                     host_path,
                     major: rustix::fs::major(device),
                     minor: rustix::fs::minor(device),
+                    access: Some(Access::of(&metadata)),
                 })
             }
             _ => Err(host_path),
         }
     }
-
-    fn program(&self, name: &str) -> Option<Shown> {
-        let host_path = self.root.host_path(&self.root.program(name).ok()?);
-        Some(Shown { host_path, names: BTreeSet::from([name.to_owned()]) })
-    }
-
-    /// The libraries that belong to this driver version, with the names by which programs load them. They lie where
-    /// NVML lies.
-    fn libraries(&self, driver_version: &str) -> Vec<Shown> {
-        let Ok(nvml) = self.root.nvml_library() else { return Vec::new() };
-        let Some(dir) = nvml.parent() else { return Vec::new() };
-        let host_dir = self.root.host_path(dir);
-        let mut files = BTreeSet::new();
-        let mut links = BTreeMap::new();
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            match entry.file_type() {
-                Ok(kind) if kind.is_symlink() => {
-                    let target = fs::read_link(entry.path()).ok();
-                    if let Some(target) = target.and_then(|target| target.to_str().map(str::to_owned)) {
-                        links.insert(name, target);
-                    }
-                }
-                Ok(kind) if kind.is_file() => _ = files.insert(name),
-                _ => {}
-            }
-        }
-        let mut shown = names_of_libraries(&files, &links, driver_version);
-        if let Some(nvml) = nvml.file_name().and_then(|name| name.to_str()) {
-            shown.entry(nvml.to_owned()).or_default().extend([nvml.to_owned(), NVML.to_owned()]);
-        }
-        shown.into_iter().map(|(file, names)| Shown { host_path: host_dir.join(file), names }).collect()
-    }
 }
 
-/// The files `*.so.<driver version>`, each with its own name and that of every link to it in the same directory, among
-/// them its SONAME: no hook runs the linker's cache in the container, so a library has to be where it is looked for.
-fn names_of_libraries(
-    files: &BTreeSet<String>,
-    links: &BTreeMap<String, String>,
-    driver_version: &str,
-) -> BTreeMap<String, BTreeSet<String>> {
-    let suffix = format!(".so.{driver_version}");
-    let mut shown: BTreeMap<_, _> = files
-        .iter()
-        .filter(|file| file.ends_with(&suffix))
-        .map(|file| (file.clone(), BTreeSet::from([file.clone()])))
-        .collect();
-    for link in links.keys() {
-        let mut name = link;
-        // Links lead to links; as many steps as there are links end every chain, also one that goes in circles.
-        for _ in 0..links.len() {
-            match links.get(name) {
-                Some(target) => name = target,
-                None => break,
-            }
-        }
-        if let Some(names) = shown.get_mut(name) {
-            names.insert(link.clone());
-        }
-    }
-    shown
+/// Whether a name is a word and a number: `card0`, and neither `card0-DP-1` nor `controlD64`.
+fn is_numbered(name: &str, word: &str) -> bool {
+    let number = name.strip_prefix(word);
+    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
     use std::path::Path;
 
     use super::*;
 
-    const VERSION: &str = "535.261.03";
-
-    fn write(path: &Path, content: &str) {
+    fn write(path: &Path, text: &str) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, content).unwrap();
+        fs::write(path, text).unwrap();
     }
 
     #[test]
-    fn libraries_come_with_every_name_they_are_loaded_by() {
-        let files =
-            ["libcuda.so.535.261.03", "libnvidia-ptxjitcompiler.so.535.261.03", "libcuda.so.470.1", "libc.so.6"];
-        let links = [
-            ("libcuda.so", "libcuda.so.1"),
-            ("libcuda.so.1", "libcuda.so.535.261.03"),
-            ("libm.so", "libm.so.6"),
-            ("libloop.so", "libloop.so.1"),
-            ("libloop.so.1", "libloop.so"),
-            ("libdangling.so.1", "libdangling.so.535.261.03"),
-        ];
-        let shown = names_of_libraries(
-            &files.iter().map(ToString::to_string).collect(),
-            &links.iter().map(|(link, target)| (link.to_string(), target.to_string())).collect(),
-            VERSION,
-        );
-        let names = |file: &str| shown[file].iter().map(String::as_str).collect::<Vec<_>>();
-        assert_eq!(shown.len(), 2, "other versions and libraries of others stay out");
-        assert_eq!(names("libcuda.so.535.261.03"), ["libcuda.so", "libcuda.so.1", "libcuda.so.535.261.03"]);
-        assert_eq!(names("libnvidia-ptxjitcompiler.so.535.261.03"), ["libnvidia-ptxjitcompiler.so.535.261.03"]);
-    }
-
-    /// Files are found below the plugin's driver root and named as the host names them.
-    #[test]
-    fn paths_are_the_hosts() {
-        let host = tempfile::tempdir().unwrap();
-        let root = DriverRoot::below(host.path(), Path::new("/run/nvidia/driver"));
-        let lib = root.path().join("usr/lib/x86_64-linux-gnu");
-        write(&lib.join("libnvidia-ml.so.535.261.03"), "");
-        symlink("libnvidia-ml.so.535.261.03", lib.join("libnvidia-ml.so.1")).unwrap();
-        write(&root.path().join("usr/bin/nvidia-smi"), "");
-        write(&root.path().join("run/nvidia-persistenced/socket"), "");
-        let files = DriverFiles::new(&root);
-
-        let common = files.common(VERSION);
-        let [nvml] = &common.libraries[..] else { panic!("{common:?}") };
-        assert_eq!(nvml.host_path, Path::new("/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.261.03"));
-        assert!(nvml.names.contains("libnvidia-ml.so.1"));
-        let [smi] = &common.programs[..] else { panic!("{common:?}") };
-        assert_eq!(smi.host_path, Path::new("/run/nvidia/driver/usr/bin/nvidia-smi"));
-        let socket = Path::new("/run/nvidia/driver/run/nvidia-persistenced/socket");
-        assert_eq!(common.persistenced_socket.as_deref(), Some(socket));
-        // This driver root has no device nodes of its own, so they are the host's.
-        assert_eq!(files.gpu_node(9999), Err(PathBuf::from("/dev/nvidia9999")));
-    }
-
-    /// A library that is installed under its SONAME alone is shown under it.
-    #[test]
-    fn nvml_needs_no_versioned_name() {
+    fn nodes_are_the_hosts_where_the_root_has_none() {
         let dir = tempfile::tempdir().unwrap();
-        write(&dir.path().join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"), "");
-        let root = DriverRoot::below(dir.path(), Path::new("/"));
-        let libraries = DriverFiles::new(&root).common(VERSION).libraries;
-        let [nvml] = &libraries[..] else { panic!("{libraries:?}") };
-        assert_eq!(nvml.host_path, Path::new("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"));
-        assert_eq!(nvml.names, BTreeSet::from(["libnvidia-ml.so.1".to_owned()]));
+        let root = DriverRoot::below(dir.path(), Path::new("/run/nvidia/driver"));
+        assert_eq!(DriverFiles::new(&root).gpu_node(9999), Err(PathBuf::from("/dev/nvidia9999")));
+    }
+
+    #[test]
+    fn a_group_is_needed_where_not_everybody_may_read_and_write() {
+        let node = |access| Node { name: String::new(), host_path: PathBuf::new(), major: 226, minor: 0, access };
+        let group = |mode, gid| node(Some(Access { mode, gid })).needed_group();
+        assert_eq!((group(0o660, 44), group(0o664, 44)), (Some(44), Some(44)));
+        assert_eq!((group(0o666, 44), group(0o660, 0), node(None).needed_group()), (None, None, None));
+    }
+
+    #[test]
+    fn drm_nodes_are_told_from_connectors() {
+        for (name, is) in
+            [("card0", true), ("card12", true), ("card", false), ("card0-DP-1", false), ("renderD128", false)]
+        {
+            assert_eq!(is_numbered(name, "card"), is, "{name}");
+        }
+        assert!(is_numbered("renderD128", "renderD"));
     }
 
     #[test]
@@ -289,6 +241,7 @@ mod tests {
             host_path: PathBuf::from(format!("/dev/nvidia-caps/nvidia-cap{minor}")),
             major: 235,
             minor,
+            access: None,
         };
         assert_eq!(node(None), Some(expected(48)));
         assert_eq!(node(Some(0)), Some(expected(49)));

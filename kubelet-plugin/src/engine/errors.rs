@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use kerf_nvml::{Error as NvmlError, PciAddress};
 
 pub use super::journal::JournalError;
+pub use super::metadata::MetadataError;
 use super::{DeviceName, DeviceNameError};
 
 /// The engine could not be opened.
@@ -105,6 +106,9 @@ pub enum PrepareError {
     /// See [`SpecError`].
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// See [`MetadataError`].
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
     /// See [`GpuError`].
     #[error(transparent)]
     Gpu(#[from] GpuError),

@@ -4,9 +4,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kerf_mig::Geometry;
-use kerf_nvml::{Code, Error, Gpu, GpuInstance, PciAddress};
+use kerf_nvml::{Code, Error, Gpu, GpuFacts, GpuInstance, PciAddress};
 
 use super::{Engine, GpuError};
+use crate::attributes::{self, Attributes, Location};
 
 /// A GPU that NVML gave out.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,7 @@ pub(super) struct KnownGpus(Mutex<HashMap<PciAddress, KnownGpu>>);
 #[derive(Debug)]
 struct KnownGpu {
     gpu: LiveGpu,
+    facts: Arc<GpuFacts>,
     geometry: Option<Arc<Geometry>>,
 }
 
@@ -54,14 +56,31 @@ impl Engine {
         let unreachable = |error| GpuError::Unreachable { gpu: address, error };
         let handle = self.nvml.gpu_at(address).map_err(unreachable)?;
         let known = self.gpus.lock().get(&address).map(|known| known.gpu).filter(|gpu| gpu.handle == handle);
-        if let Some(gpu) = known {
-            return Ok(gpu);
+        match known {
+            Some(gpu) => Ok(gpu),
+            None => self.learn(address, handle).map(|(gpu, _)| gpu),
         }
+    }
+
+    fn learn(&self, address: PciAddress, handle: Gpu) -> Result<(LiveGpu, Arc<GpuFacts>), GpuError> {
         let doing = "read what does not change";
         let facts = self.nvml.facts(handle).map_err(|error| GpuError::Nvml { gpu: address, doing, error })?;
         let gpu = LiveGpu { address, handle, minor: facts.minor, switchable: facts.mig_mode_switchable };
-        self.gpus.lock().insert(address, KnownGpu { gpu, geometry: None });
-        Ok(gpu)
+        let facts = Arc::new(facts);
+        self.gpus.lock().insert(address, KnownGpu { gpu, facts: Arc::clone(&facts), geometry: None });
+        Ok((gpu, facts))
+    }
+
+    /// The attributes of a GPU, as the controller publishes them.
+    pub(super) fn attributes(&self, gpu: &LiveGpu, driver_version: &str) -> Result<Attributes, GpuError> {
+        let known = self.gpus.lock().get(&gpu.address).map(|known| Arc::clone(&known.facts));
+        let facts = match known {
+            Some(facts) => facts,
+            None => self.learn(gpu.address, gpu.handle)?.1,
+        };
+        let common = self.nvml.cuda_driver_version().map(|cuda| attributes::common(driver_version, cuda));
+        let location = Location::of(&self.driver_root, gpu.address);
+        Ok(attributes::of_gpu(&facts, gpu.address, &location, &common.unwrap_or_default()))
     }
 
     /// What a GPU can be cut into; empty where it has no MIG or tells it only while MIG is on.
@@ -71,8 +90,10 @@ impl Engine {
         }
         let profiles = self.nvml.gpu_instance_profiles(gpu.handle).map_err(gpu.failed("read the MIG profiles"))?;
         let geometry = Arc::new(Geometry::new(profiles));
-        if !geometry.is_empty() {
-            self.gpus.lock().insert(gpu.address, KnownGpu { gpu: *gpu, geometry: Some(Arc::clone(&geometry)) });
+        if !geometry.is_empty()
+            && let Some(known) = self.gpus.lock().get_mut(&gpu.address)
+        {
+            known.geometry = Some(Arc::clone(&geometry));
         }
         Ok(geometry)
     }

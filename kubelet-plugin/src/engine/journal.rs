@@ -295,7 +295,13 @@ mod tests {
     }
 
     fn record(uid: &str) -> Record {
-        let claim = Claim { uid: uid.into(), namespace: "default".into(), name: "claim".into(), devices: Vec::new() };
+        let claim = Claim {
+            uid: uid.into(),
+            namespace: "default".into(),
+            name: "claim".into(),
+            pod_claim_name: None,
+            devices: Vec::new(),
+        };
         Record::new(&claim, epoch("boot"))
     }
 

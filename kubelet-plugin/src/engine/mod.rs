@@ -24,11 +24,13 @@ mod holders;
 mod journal;
 mod journal_file;
 mod locks;
+mod metadata;
 mod mode;
 mod prepare;
 mod reconcile;
 mod record;
 mod recover;
+mod shown;
 mod spans;
 mod steps;
 mod stuck;
@@ -48,7 +50,9 @@ use kerf_nvml::{DriverRoot, Nvml, PciAddress};
 pub(crate) use busy::processes;
 pub use claim::{AllocatedDevice, Claim, PreparedClaim, PreparedDevice, PreparedPartition, SetAside};
 pub use device_name::{DeviceName, DeviceNameError, Partition};
-pub use errors::{GpuError, JournalError, LockError, OpenError, PrepareError, ReleaseError, SpecError, UnprepareError};
+pub use errors::{
+    GpuError, JournalError, LockError, MetadataError, OpenError, PrepareError, ReleaseError, SpecError, UnprepareError,
+};
 pub use foreign::{ForeignPolicy, RemovedForeign};
 pub use journal_file::JournalFile;
 pub use spans::claim_span;
@@ -60,8 +64,11 @@ use epoch::Epoch;
 use gpu::KnownGpus;
 use journal::Journal;
 use locks::{Guard, Locks};
+use metadata::MetadataDir;
 use record::Record;
 use recover::Recovered;
+
+use crate::hook::Hook;
 
 /// How the names of claims' locks begin.
 const CLAIM_LOCK: &str = "claim-";
@@ -71,12 +78,18 @@ const CLAIM_LOCK: &str = "claim-";
 pub struct Settings {
     /// The driver.
     pub driver_root: DriverRoot,
+    /// The DRA driver name that is served.
+    pub driver_name: String,
     /// Journal directory; made, closed to other users.
     pub claims: PathBuf,
     /// Lock directory, shared with any other plugin process of this node; made.
     pub locks: PathBuf,
     /// CDI directory that the container runtime reads.
     pub cdi: PathBuf,
+    /// Directory of what containers are told of their devices, by the path that the host has for it; made when needed.
+    pub metadata: PathBuf,
+    /// What containers get beside devices and the driver's files.
+    pub injection: Injection,
     /// The kernel's boot id: instances of another boot are gone.
     pub boot_id: String,
     /// How long a release may make no progress before the claim is condemned, see [`Released::Condemned`].
@@ -85,17 +98,32 @@ pub struct Settings {
     pub wishes: Wishes,
 }
 
+/// What containers get beside devices and the driver's files. Each has its own way to be wrong on some node, so each can be
+/// left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Injection {
+    /// Our hook, where container runtimes can run it.
+    pub hook: Option<Hook>,
+    /// Whether they are told of their devices in files.
+    pub metadata: bool,
+    /// Whether their processes join the groups that may open a device. Runtimes need to know CDI 0.7 for it.
+    pub additional_gids: bool,
+}
+
 /// The carve engine of one node. All its methods block; one engine serves any number of threads.
 pub struct Engine {
     nvml: Arc<dyn Nvml>,
     watch: Arc<dyn Watch>,
     driver_root: DriverRoot,
+    driver_name: String,
     boot_id: String,
     patience: Duration,
     wishes: Wishes,
     journal: Journal,
     locks: Locks,
     specs: SpecDir,
+    metadata: MetadataDir,
+    injection: Injection,
     gpus: KnownGpus,
 }
 
@@ -113,18 +141,22 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`].
     pub fn open_watched(nvml: Arc<dyn Nvml>, settings: Settings, watch: Arc<dyn Watch>) -> Result<Engine, OpenError> {
-        let Settings { driver_root, claims, locks, cdi, boot_id, patience, wishes } = settings;
+        let Settings { driver_root, driver_name, claims, locks, cdi, metadata, injection, boot_id, patience, wishes } =
+            settings;
         let kind = Kind::new(names::CDI_VENDOR, names::CDI_CLASS).expect("constants that are legal CDI names");
         let engine = Engine {
             nvml,
             watch,
             driver_root,
+            driver_name,
             boot_id,
             patience,
             wishes,
             journal: Journal::open(&claims)?,
             locks: Locks::open(&locks)?,
             specs: SpecDir::new(cdi, kind),
+            metadata: MetadataDir(metadata),
+            injection,
             gpus: KnownGpus::default(),
         };
         engine.locks.remove_leftovers(CLAIM_LOCK);

@@ -1,6 +1,6 @@
 //! Prepare: makes the node match what a claim was allocated, whatever it finds.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use kerf_mig::Placement;
@@ -12,14 +12,21 @@ use super::cdi_edits::{self, DeviceNodes, Kept};
 use super::driver_files::{DriverFiles, Node};
 use super::gpu::LiveGpu;
 use super::holders::{self, Extent, Hold};
+use super::metadata::Document;
 use super::record::{AllocationResult, PartitionRecord, Phase, Record};
 use super::{Claim, DeviceName, Engine, Ledger, PrepareError, PreparedDevice, SpecError, Step, busy, is_uid, spans};
+use crate::attributes;
+
+/// What the names of profiles with graphics have (NVIDIA MIG user guide).
+const GRAPHICS: &str = "+gfx";
 
 /// What has to be done for one device. A device that several results name is done once.
 #[derive(Clone, Debug)]
 struct Plan {
     device: DeviceName,
     work: Work,
+    /// The name of a partition's profile.
+    profile: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +55,14 @@ impl Cut {
             && partition.profile_id == self.profile_id
             && partition.placement() == self.placement
     }
+}
+
+/// A device that is in place, and what containers are told of it.
+struct Established {
+    nodes: DeviceNodes,
+    gpu: LiveGpu,
+    /// Profile and UUID of a partition.
+    partition: Option<(String, String)>,
 }
 
 /// One call of Prepare, with the claim and its GPUs locked.
@@ -117,7 +132,7 @@ impl Preparation<'_> {
         claim.name.clone_into(&mut record.claim.name);
         record.unstick();
         record.set_results(results);
-        for Plan { device, work } in &plans {
+        for Plan { device, work, .. } in &plans {
             if let Work::Partition(cut) = work
                 && !record.partitions.iter().any(|partition| cut.is_of(device, partition))
             {
@@ -130,7 +145,7 @@ impl Preparation<'_> {
         }
         self.release_former(&plans)?;
         let devices = plans.iter().map(|plan| self.establish(plan)).collect::<Result<Vec<_>, _>>()?;
-        self.write_spec(&devices)?;
+        self.write_spec(claim, devices)?;
         self.ledger.record.phase = Phase::Prepared;
         self.ledger.save()?;
         Ok(claim.devices.iter().map(|device| self.prepared(device)).collect())
@@ -153,11 +168,17 @@ impl Preparation<'_> {
                 continue;
             }
             let admin = results.iter().filter(|result| result.device == *device).all(|result| result.admin_access);
-            let work = match (device.as_partition(), admin) {
-                (None, true) => Work::LookAtGpu,
-                (None, false) => Work::Whole,
-                (Some(_), true) => Work::LookAtPartition(self.cut(device, None)?),
-                (Some(_), false) => Work::Partition(self.cut(device, Some(holds))?),
+            let (work, profile) = match (device.as_partition(), admin) {
+                (None, true) => (Work::LookAtGpu, None),
+                (None, false) => (Work::Whole, None),
+                (Some(_), true) => {
+                    let (cut, profile) = self.cut(device, None)?;
+                    (Work::LookAtPartition(cut), Some(profile))
+                }
+                (Some(_), false) => {
+                    let (cut, profile) = self.cut(device, Some(holds))?;
+                    (Work::Partition(cut), Some(profile))
+                }
             };
             let extent = match work {
                 Work::Whole => Some(Extent::Whole),
@@ -173,14 +194,14 @@ impl Preparation<'_> {
                 }
                 own.push(Hold::own(device.clone(), extent));
             }
-            plans.push(Plan { device: device.clone(), work });
+            plans.push(Plan { device: device.clone(), work, profile });
         }
         Ok(plans)
     }
 
-    /// Profile and placement behind a partition's name. Some drivers tell them only while MIG is on: then it is switched
-    /// on, if `holds` are given and nobody holds the whole GPU.
-    fn cut(&mut self, device: &DeviceName, holds: Option<&[Hold]>) -> Result<Cut, PrepareError> {
+    /// Profile and placement behind a partition's name, and the profile's own name. Some drivers tell them only while MIG is
+    /// on: then it is switched on, if `holds` are given and nobody holds the whole GPU.
+    fn cut(&mut self, device: &DeviceName, holds: Option<&[Hold]>) -> Result<(Cut, String), PrepareError> {
         let _span = spans::device_span(device).entered();
         let engine = self.engine;
         let mut gpu = engine.find_gpu(device.gpu())?;
@@ -200,11 +221,12 @@ impl Preparation<'_> {
             .as_partition()
             .and_then(|partition| geometry.offer_by_label(&partition.label, partition.start))
             .ok_or_else(|| PrepareError::NoSuchPartition { device: device.clone() })?;
-        Ok(Cut {
+        let cut = Cut {
             profile_id: offer.profile.id,
             compute_slices: offer.profile.compute_slices,
             placement: offer.placement,
-        })
+        };
+        Ok((cut, offer.profile.name.clone()))
     }
 
     /// Removes what an earlier allocation of this claim had and this one has not.
@@ -234,8 +256,8 @@ impl Preparation<'_> {
         Ok(())
     }
 
-    /// Makes one device usable and tells its nodes.
-    fn establish(&mut self, plan: &Plan) -> Result<DeviceNodes, PrepareError> {
+    /// Makes one device usable and tells what it is.
+    fn establish(&mut self, plan: &Plan) -> Result<Established, PrepareError> {
         let engine = self.engine;
         let device = &plan.device;
         let _span = spans::device_span(device).entered();
@@ -258,21 +280,27 @@ impl Preparation<'_> {
                 Some(engine.carve(&gpu, &mut self.ledger, index, cut.compute_slices)?)
             }
         };
-        let nodes = self.nodes(&gpu, device, carved)?;
+        let nodes = self.nodes(&gpu, device, carved.as_ref())?;
         let own = self.ledger.record.partitions.iter().find(|partition| partition.device == *device);
         let kept = own.filter(|own| own.kept).map(|own| if own.kept_compute { Kept::Both } else { Kept::GpuInstance });
         let admin_access = matches!(plan.work, Work::LookAtGpu | Work::LookAtPartition(_));
-        Ok(DeviceNodes { device: device.clone(), nodes, kept, admin_access })
+        // A partition has no graphics unless its profile says so (NVIDIA MIG user guide, "Graphics support").
+        let has_graphics = plan.profile.as_ref().is_none_or(|profile| profile.contains(GRAPHICS));
+        let drm = if has_graphics { self.files().drm_nodes(device.gpu()) } else { Vec::new() };
+        let partition = plan.profile.clone().zip(carved.map(|carved| carved.uuid));
+        let device = device.clone();
+        let nodes = DeviceNodes { device, nodes, drm, metadata: Vec::new(), kept, admin_access };
+        Ok(Established { nodes, gpu, partition })
     }
 
-    fn nodes(&self, gpu: &LiveGpu, device: &DeviceName, carved: Option<Carved>) -> Result<Vec<Node>, PrepareError> {
+    fn nodes(&self, gpu: &LiveGpu, device: &DeviceName, carved: Option<&Carved>) -> Result<Vec<Node>, PrepareError> {
         let files = self.files();
         let minor = gpu.minor;
         let no_node = |path| PrepareError::NoDeviceNode { device: device.clone(), path, minor };
         let mut nodes = vec![files.gpu_node(minor).map_err(no_node)?];
-        if let Some(Carved { gpu_instance, compute_instance }) = carved {
-            for compute_instance in [None, Some(compute_instance)] {
-                let node = files.capability_node(minor, gpu_instance, compute_instance);
+        if let Some(Carved { gpu_instance, compute_instance, .. }) = carved {
+            for compute_instance in [None, Some(*compute_instance)] {
+                let node = files.capability_node(minor, *gpu_instance, compute_instance);
                 nodes.push(node.ok_or_else(|| PrepareError::NoCapability {
                     device: device.clone(),
                     instance: match compute_instance {
@@ -286,22 +314,58 @@ impl Preparation<'_> {
         Ok(nodes)
     }
 
-    /// Makes the CDI file say what is true now.
-    fn write_spec(&mut self, devices: &[DeviceNodes]) -> Result<(), PrepareError> {
+    /// Makes the CDI file, and the files that it mounts, say what is true now.
+    fn write_spec(&mut self, claim: &Claim, devices: Vec<Established>) -> Result<(), PrepareError> {
         let engine = self.engine;
-        let uid = self.ledger.record.claim.uid.clone();
+        let uid = &claim.uid;
         let version = engine.nvml.driver_version().map_err(PrepareError::DriverVersion)?;
-        let spec = cdi_edits::spec(engine.specs.kind(), &uid, devices, &self.files().common(&version));
-        // A file that cannot be read is as good as none: it is replaced.
-        if engine.specs.read(&uid).ok().flatten().as_ref() == Some(&spec) {
-            return Ok(());
+        let documents = self.documents(claim, &devices, &version)?;
+        let mut devices: Vec<_> = devices.into_iter().map(|device| device.nodes).collect();
+        for DeviceNodes { device, metadata, .. } in &mut devices {
+            let name = device.to_string();
+            let serves = |request: &str| claim.devices.iter().any(|it| it.device == name && it.request == request);
+            metadata.extend(documents.iter().map(|it| &it.file).filter(|file| serves(&file.request)).cloned());
         }
-        if self.needs_intent() {
+        let common = self.files().common(&version);
+        let spec = cdi_edits::spec(engine.specs.kind(), uid, &devices, &common, &engine.injection);
+        // A file that cannot be read is as good as none: it is replaced.
+        let is_written = engine.specs.read(uid).ok().flatten().as_ref() == Some(&spec);
+        let is_told = engine.metadata.says(uid, &documents);
+        if !(is_written && is_told) && self.needs_intent() {
             self.ledger.record.phase = Phase::Preparing;
             self.ledger.save()?;
         }
-        engine.step(Step::WriteSpec, || engine.specs.write(&uid, &spec)).map_err(SpecError)?;
+        if !is_written {
+            engine.step(Step::WriteSpec, || engine.specs.write(uid, &spec)).map_err(SpecError)?;
+        }
+        // After the CDI file, which stands for a journal that is not written yet: whoever finds these files knows the claim.
+        if !is_told {
+            engine.step(Step::WriteMetadata, || engine.metadata.write(uid, &documents))?;
+        }
         Ok(())
+    }
+
+    /// What the claim's containers are to be told.
+    fn documents(
+        &self,
+        claim: &Claim,
+        devices: &[Established],
+        driver_version: &str,
+    ) -> Result<Vec<Document>, PrepareError> {
+        let engine = self.engine;
+        if !engine.injection.metadata {
+            return Ok(Vec::new());
+        }
+        let mut told = BTreeMap::new();
+        for Established { nodes, gpu, partition } in devices {
+            let gpu = engine.attributes(gpu, driver_version)?;
+            let own = match partition {
+                None => attributes::of_whole(gpu),
+                Some((profile, uuid)) => attributes::of_partition(gpu, profile, uuid),
+            };
+            told.insert(nodes.device.to_string(), own);
+        }
+        Ok(engine.metadata.documents(&engine.driver_name, claim, |device| told.get(device)))
     }
 
     fn prepared(&self, device: &super::AllocatedDevice) -> PreparedDevice {
@@ -356,6 +420,7 @@ impl Preparation<'_> {
                 tracing::error!(%error, "the CDI file stays until the claim is released");
                 return;
             }
+            engine.remove_metadata(uid);
         }
         if is_written
             && is_bare

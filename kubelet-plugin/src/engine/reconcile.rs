@@ -17,7 +17,9 @@ impl Engine {
     /// When the journal or the CDI directory cannot be read.
     pub fn known_claims(&self) -> Result<Vec<PreparedClaim>, UnprepareError> {
         let records = self.records()?;
-        let leftovers = self.leftovers(&records)?;
+        let mut leftovers = self.leftovers(&records)?;
+        let known: BTreeSet<_> = records.iter().map(|record| record.claim.uid.clone()).collect();
+        leftovers.extend(self.metadata.uids().into_iter().filter(|uid| is_uid(uid) && !known.contains(uid)));
         let mut known = self.describe_all(records);
         known.extend(leftovers.into_iter().map(PreparedClaim::unknown));
         Ok(known)

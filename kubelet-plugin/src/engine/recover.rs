@@ -46,7 +46,13 @@ impl Engine {
     /// A claim's record from its CDI file alone; `None` without one.
     pub(super) fn recover(&self, uid: &str) -> Option<Recovered> {
         let spec = self.spec(uid)?;
-        let claim = Claim { uid: uid.to_owned(), namespace: String::new(), name: String::new(), devices: Vec::new() };
+        let claim = Claim {
+            uid: uid.to_owned(),
+            namespace: String::new(),
+            name: String::new(),
+            pod_claim_name: None,
+            devices: Vec::new(),
+        };
         let mut record = Record::new(&claim, self.epoch());
         record.results = spec
             .devices

@@ -13,6 +13,10 @@ pub enum Step {
     WriteSpec,
     /// The claim's CDI file is removed.
     RemoveSpec,
+    /// The claim's device metadata is written.
+    WriteMetadata,
+    /// The claim's device metadata is removed.
+    RemoveMetadata,
     /// MIG mode is switched on.
     EnableMig,
     /// MIG mode is switched off.
@@ -56,11 +60,13 @@ impl Watch for NoWatch {}
 
 impl Step {
     /// All there are.
-    pub const ALL: [Step; 10] = [
+    pub const ALL: [Step; 12] = [
         Step::WriteJournal,
         Step::RemoveJournal,
         Step::WriteSpec,
         Step::RemoveSpec,
+        Step::WriteMetadata,
+        Step::RemoveMetadata,
         Step::EnableMig,
         Step::DisableMig,
         Step::CreateGpuInstance,
@@ -76,6 +82,8 @@ impl Step {
             Step::RemoveJournal => "remove_journal",
             Step::WriteSpec => "write_cdi",
             Step::RemoveSpec => "remove_cdi",
+            Step::WriteMetadata => "write_metadata",
+            Step::RemoveMetadata => "remove_metadata",
             Step::EnableMig => "enable_mig",
             Step::DisableMig => "disable_mig",
             Step::CreateGpuInstance => "create_gpu_instance",

@@ -109,7 +109,13 @@ mod tests {
 
     #[test]
     fn patience_ends_and_progress_renews_it() {
-        let claim = Claim { uid: "a".into(), namespace: String::new(), name: String::new(), devices: Vec::new() };
+        let claim = Claim {
+            uid: "a".into(),
+            namespace: String::new(),
+            name: String::new(),
+            pod_claim_name: None,
+            devices: Vec::new(),
+        };
         let new = || Record::new(&claim, Epoch { boot_id: String::new(), driver_load: None });
         for (what, tries, condemned) in [
             ("the first try", &[(5, false)][..], false),

@@ -34,9 +34,19 @@ impl Engine {
             // Nothing but leftovers of a file that was cut off or set aside.
             None => {
                 self.specs.remove(uid).map_err(SpecError)?;
+                self.remove_metadata(uid);
                 self.journal.remove(uid)?;
                 Ok(Released::Gone)
             }
+        }
+    }
+
+    /// Removes what a claim's containers were told. What stays is known, and goes with the next reconcile: it keeps no pod.
+    pub(super) fn remove_metadata(&self, uid: &str) {
+        if self.metadata.has(uid)
+            && let Err(error) = self.step(Step::RemoveMetadata, || self.metadata.remove(uid))
+        {
+            tracing::warn!(%error, "the device metadata of a released claim stays for now");
         }
     }
 
@@ -93,7 +103,10 @@ impl Engine {
         }
         self.settle_modes(ledger.record.partitions.iter().map(|partition| partition.device.gpu()).collect());
         let failed = failed.or_else(|| ledger.missing.take().map(ReleaseError::from));
-        let Some(error) = failed else { return Ok(ledger.remove()?) };
+        let Some(error) = failed else {
+            self.remove_metadata(&uid);
+            return Ok(ledger.remove()?);
+        };
         if error.is_of_the_gpu() {
             ledger.record.note_stuck(stuck::seconds_since_boot(), progress, self.patience);
             ledger.save()?;

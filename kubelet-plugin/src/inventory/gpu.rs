@@ -6,10 +6,10 @@ use kerf_api::{
 use kerf_mig::{Placement, Profile};
 use kerf_nvml::{Error, GpuFacts, GpuInstance, MigModes, Nvml, PciAddress};
 
-use super::attributes::{self, Attributes};
 use super::blocked::{self, Carved};
 use super::offer::{self, Mig};
 use super::{Holding, Host, UNREADABLE};
+use crate::attributes::{self, Attributes, Location};
 use crate::engine::{DeviceName, ForeignPolicy, PreparedClaim};
 
 const MIB: u64 = 1024 * 1024;
@@ -75,6 +75,7 @@ fn withheld(why: &str) -> Withheld {
 }
 
 fn describe(facts: &GpuFacts, address: PciAddress, host: &Host, common: &Attributes) -> Gpu {
+    let location = host.driver_root.as_ref().map(|root| Location::of(root, address)).unwrap_or_default();
     Gpu {
         name: DeviceName::whole(address).to_string(),
         pci_bus_id: address.to_string(),
@@ -82,7 +83,7 @@ fn describe(facts: &GpuFacts, address: PciAddress, host: &Host, common: &Attribu
         minor: facts.minor,
         product: facts.name.clone(),
         memory_mib: facts.memory_bytes.unwrap_or_default() / MIB,
-        attributes: attributes::of_gpu(facts, address, &host.location(address), common),
+        attributes: attributes::of_gpu(facts, address, &location, common),
         ..Gpu::default()
     }
 }

@@ -1,7 +1,7 @@
 //! What the kernel says about the node and its GPUs.
 
 use std::fs;
-use std::path::{Component, Path};
+use std::path::Path;
 
 use kerf_nvml::{DriverRoot, PciAddress};
 
@@ -26,15 +26,6 @@ pub struct Host {
     pub driver_root: Option<DriverRoot>,
 }
 
-/// Where a GPU sits.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Location {
-    /// The PCIe root complex, `pci0000:64`.
-    pub(super) pcie_root: Option<String>,
-    /// The NUMA node; none on a machine without several.
-    pub(super) numa_node: Option<i64>,
-}
-
 impl Host {
     /// The GPUs that should be NVML's: NVIDIA's display controllers on the PCI bus, but for those that were given to
     /// another driver, such as vfio-pci for a virtual machine.
@@ -51,32 +42,6 @@ impl Host {
         let devices = devices.flatten().filter(|device| is_ours(&device.path()));
         devices.filter_map(|device| device.file_name().to_str()?.parse().ok()).collect()
     }
-
-    /// Where a GPU sits, from sysfs. Parts that the kernel does not tell are absent.
-    pub(super) fn location(&self, address: PciAddress) -> Location {
-        let Some(root) = &self.driver_root else { return Location::default() };
-        let device = root.sys_pci().join(address.to_string());
-        let numa_node = fs::read_to_string(device.join("numa_node"));
-        Location {
-            pcie_root: fs::canonicalize(&device).ok().as_deref().and_then(pcie_root),
-            // -1 where the firmware names no node (Linux Documentation/ABI/testing/sysfs-bus-pci).
-            numa_node: numa_node.ok().and_then(|text| text.trim().parse().ok()).filter(|node| *node >= 0),
-        }
-    }
-}
-
-/// The root complex in a device's real path, `/sys/devices/pci0000:64/0000:64:00.0/0000:65:00.0`: the name by which
-/// `k8s.io/dynamic-resource-allocation/deviceattribute` publishes it.
-fn pcie_root(device: &Path) -> Option<String> {
-    let is_root = |name: &str| {
-        let address = name.strip_prefix("pci").and_then(|rest| rest.split_once(':'));
-        let is_hex = |text: &str, length| text.len() >= length && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        address.is_some_and(|(domain, bus)| is_hex(domain, 4) && is_hex(bus, 2))
-    };
-    device.components().rev().find_map(|part| match part {
-        Component::Normal(name) => name.to_str().filter(|name| is_root(name)).map(str::to_owned),
-        _ => None,
-    })
 }
 
 #[cfg(test)]
@@ -84,19 +49,8 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::attributes::Location;
     use crate::engine::ForeignPolicy;
-
-    #[test]
-    fn the_root_complex_is_found_in_the_real_path() {
-        for (path, root) in [
-            ("/sys/devices/pci0000:64/0000:64:00.0/0000:65:00.0", Some("pci0000:64")),
-            ("/tmp/pci/pci10000:00/10000:00:02.0/10000:01:00.0", Some("pci10000:00")),
-            ("/sys/devices/pci0000:00/0000:00:1c.0/pci0001:3a/0001:3a:00.0", Some("pci0001:3a")),
-            ("/sys/devices/virtual/pci_thing/0000:65:00.0", None),
-        ] {
-            assert_eq!(pcie_root(Path::new(path)).as_deref(), root, "{path}");
-        }
-    }
 
     /// A driver root with a PCI bus.
     struct Bus(tempfile::TempDir);
@@ -135,7 +89,7 @@ mod tests {
         let bus = Bus::new();
         bus.device("0000:3b:00.0", &[("numa_node", "1\n")], None);
         bus.device("0000:3c:00.0", &[("numa_node", "-1\n")], None);
-        let location = |address: &str| bus.host().location(address.parse().unwrap());
+        let location = |address: &str| Location::of(&DriverRoot::at(bus.0.path()), address.parse().unwrap());
         let root = || Some("pci0000:3a".to_owned());
         assert_eq!(location("0000:3b:00.0"), Location { pcie_root: root(), numa_node: Some(1) });
         assert_eq!(location("0000:3c:00.0"), Location { pcie_root: root(), numa_node: None });

@@ -3,7 +3,6 @@
 //! [`read`] asks NVML and the kernel, GPU by GPU: what fails on one is written into its entry and never touches another.
 //! What may be offered of a GPU is decided by pure rules over what was read. [`watch()`] repeats the reading.
 
-mod attributes;
 mod blocked;
 mod gpu;
 mod host;
@@ -20,6 +19,7 @@ use kerf_nvml::Nvml;
 pub use host::Host;
 pub use watch::{Watcher, watch};
 
+use crate::attributes;
 use crate::engine::{DeviceName, PreparedClaim};
 
 /// Reason of a GPU of which something essential cannot be read.

@@ -29,7 +29,8 @@ fn driver(node: &Node) -> (Driver, TempDir) {
 
 /// As another process of the plugin has it.
 fn anew(node: &Node, directory: &TempDir) -> Driver {
-    let files = DriverFiles { host_root: "/".into(), driver_root: Some(node.root()) };
+    let files =
+        DriverFiles { host_root: "/".into(), driver_root: Some(node.root()), injection: node.settings().injection };
     let (events, _writer) = events::channel("node-1");
     let changed = Arc::new(Notify::new());
     Driver::new(

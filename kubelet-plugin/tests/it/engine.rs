@@ -62,7 +62,8 @@ fn a_whole_gpu_comes_and_goes() {
         let prepared = prepare(&engine, &claim).unwrap();
         assert_eq!(prepared[0].cdi_ids, [format!("k8s.gpu.nvidia.com/claim=a-{gpu}")]);
         assert_eq!(prepare(&engine, &claim).unwrap(), prepared);
-        assert_eq!(node.nodes(&claim, gpu), [format!("/dev/nvidia{minor}")]);
+        let (card, render) = (format!("/dev/dri/card{minor}"), format!("/dev/dri/renderD{}", 128 + minor));
+        assert_eq!(node.nodes(&claim, gpu), [format!("/dev/nvidia{minor}"), card, render]);
 
         let spec = node.cdi(&claim);
         let device_node = &spec["devices"][0]["containerEdits"]["deviceNodes"][0];

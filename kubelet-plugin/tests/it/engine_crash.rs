@@ -76,9 +76,10 @@ fn a_crash_at_any_step_is_mended_by_the_next_call() {
                         assert_eq!(node.live(GPU), live, "{context}");
                         assert_eq!(node.journal_files(), ["a.json"], "{context}");
                         assert_eq!(node.cdi_files(), ["k8s.gpu.nvidia.com-claim_a.json"], "{context}");
+                        assert_eq!(node.metadata_files(), ["a"], "{context}");
                         for device in devices {
-                            let nodes = if devices == [GPU] { 1 } else { 3 };
-                            assert_eq!(node.nodes(&claim, device).len(), nodes, "{context}");
+                            // The GPU's, and two: for display and rendering, or of an instance.
+                            assert_eq!(node.nodes(&claim, device).len(), 3, "{context}");
                         }
                     }
                     node.engine().unprepare("a", late()).unwrap();

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use kerf_kubelet_plugin::engine::{
-    AllocatedDevice, Claim, DeviceName, Engine, ForeignPolicy, NoWatch, PrepareError, PreparedDevice, Released,
-    Settings, Step, Watch, Wishes,
+    AllocatedDevice, Claim, DeviceName, Engine, ForeignPolicy, Injection, NoWatch, PrepareError, PreparedDevice,
+    Released, Settings, Step, Watch, Wishes,
 };
 use kerf_mig::{Geometry, Placement, Profile};
 use kerf_nvml::{
@@ -104,9 +104,12 @@ impl Node {
     pub(crate) fn settings(&self) -> Settings {
         Settings {
             driver_root: DriverRoot::below(self.dir.path(), Path::new("/driver")),
+            driver_name: "gpu.nvidia.com".to_owned(),
             claims: self.dir.path().join("claims"),
             locks: self.dir.path().join("locks"),
             cdi: self.dir.path().join("cdi"),
+            metadata: self.dir.path().join("metadata"),
+            injection: Injection { hook: None, metadata: true, additional_gids: true },
             boot_id: "first boot".to_owned(),
             patience: Duration::from_secs(120),
             wishes: wishes(ForeignPolicy::Keep),
@@ -208,6 +211,11 @@ impl Node {
         files(&self.settings().cdi)
     }
 
+    /// Names of the claims that have device metadata.
+    pub(crate) fn metadata_files(&self) -> Vec<String> {
+        files(&self.settings().metadata)
+    }
+
     /// A claim's CDI file.
     pub(crate) fn cdi(&self, claim: &Claim) -> serde_json::Value {
         let path = self.settings().cdi.join(format!("k8s.gpu.nvidia.com-claim_{}.json", claim.uid));
@@ -230,6 +238,7 @@ impl Node {
         assert!(!self.mig_is_on(gpu), "MIG is still on: {context}");
         assert_eq!(self.journal_files(), [""; 0], "journal: {context}");
         assert_eq!(self.cdi_files(), [""; 0], "CDI: {context}");
+        assert_eq!(self.metadata_files(), [""; 0], "device metadata: {context}");
         let locks = files(&self.settings().locks);
         assert!(locks.iter().all(|lock| !lock.starts_with("claim-")), "locks: {context}: {locks:?}");
     }
@@ -257,6 +266,7 @@ pub(crate) fn address(gpu: &str) -> PciAddress {
 pub(crate) fn claim(uid: &str, devices: &[&str]) -> Claim {
     let devices = devices.iter().enumerate().map(|(number, device)| AllocatedDevice {
         request: format!("request-{number}"),
+        subrequest: None,
         pool: "node-1".to_owned(),
         device: (*device).to_owned(),
         share_id: None,
@@ -266,6 +276,7 @@ pub(crate) fn claim(uid: &str, devices: &[&str]) -> Claim {
         uid: uid.to_owned(),
         namespace: "team".to_owned(),
         name: format!("claim-{uid}"),
+        pod_claim_name: None,
         devices: devices.collect(),
     }
 }

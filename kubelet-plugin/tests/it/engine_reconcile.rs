@@ -135,8 +135,11 @@ fn what_a_power_cut_does_to_the_journal_is_harmless() {
     fs::remove_file(&journal).unwrap();
     fs::remove_file(&spec).unwrap();
     let engine = rebooted();
-    assert_eq!(engine.known_claims().unwrap(), []);
+    let known: Vec<_> = engine.known_claims().unwrap().into_iter().map(|known| (known.uid, known.devices)).collect();
+    assert_eq!(known, [("a".to_owned(), Vec::new())], "by its device metadata, which holds nothing");
+    assert_eq!(engine.prepared_claims().unwrap(), []);
     engine.unprepare("a", late()).unwrap();
+    assert_eq!(engine.known_claims().unwrap(), []);
     assert_eq!(prepare(&engine, &one).unwrap(), prepared, "its pod starts again");
     engine.unprepare("a", late()).unwrap();
     node.assert_clean(GPU, "taken away");

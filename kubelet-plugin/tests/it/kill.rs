@@ -10,6 +10,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use kerf_kubelet_plugin::hook;
 use kerf_nvml_sim::client::Client;
 use kerf_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use kerf_proto::dra::v1::{
@@ -142,6 +143,8 @@ struct Known {
     claim: v1::Claim,
     answer: NodePrepareResourceResponse,
     spec: Value,
+    /// What its containers are told, by request.
+    told: BTreeMap<String, Value>,
     live: Live,
 }
 
@@ -149,12 +152,13 @@ impl Host {
     async fn start() -> Host {
         let node = Node::start("[{product: h100-80gb}, {product: h100-80gb}]");
         let plugin = Plugin::start(&node.root()).await;
+        assert!(plugin.paths.bin.join(hook::NAME).exists(), "the start includes that the hook is copied");
         let mut host = Host { node, plugin, claims: Vec::new() };
         for (name, devices) in CLAIMS {
             let claim = host.plugin.claim_of(name, devices);
             let answer = host.plugin.prepare(&claim).await;
             assert_eq!((answer.error.as_str(), answer.devices.len()), ("", devices.len()));
-            let known = Known { spec: host.spec(&claim), live: host.live(), claim, answer };
+            let known = Known { spec: host.spec(&claim), told: host.told(&claim), live: host.live(), claim, answer };
             assert_eq!(host.plugin.unprepare(&known.claim).await, "");
             host.claims.push(known);
         }
@@ -313,13 +317,15 @@ impl Host {
     /// Exactly these claims are prepared, and of the others nothing is left: on the GPUs, in the CDI directory, on disk.
     fn assert_prepared(&self, prepared: &[usize], context: &str) {
         let mut live: Live = [(GPU, Vec::new()), (SECOND, Vec::new())].into();
-        let (mut journals, mut specs) = (Vec::new(), Vec::new());
+        let (mut journals, mut specs, mut uids) = (Vec::new(), Vec::new(), Vec::new());
         for known in prepared.iter().map(|number| &self.claims[*number]) {
             for (gpu, instances) in &known.live {
                 live.entry(gpu).or_default().extend(instances);
             }
             journals.push(format!("{}.json", known.claim.uid));
             specs.push(format!("k8s.gpu.nvidia.com-claim_{}.json", known.claim.uid));
+            uids.push(known.claim.uid.clone());
+            assert_eq!(self.told(&known.claim), known.told, "{context}");
             let spec = self.spec(&known.claim);
             assert_eq!(spec, known.spec, "{context}");
             for node in device_nodes(&spec) {
@@ -333,6 +339,7 @@ impl Host {
         }
         journals.sort();
         specs.sort();
+        uids.sort();
         let paths = &self.plugin.paths;
         // What a write has left that was cut off goes with the claim at the latest.
         let whole = |directory: &Path| {
@@ -346,6 +353,7 @@ impl Host {
         };
         assert_eq!(whole(&paths.claims), journals, "{context}");
         assert_eq!(whole(&paths.cdi), specs, "{context}");
+        assert_eq!(names(&paths.metadata), uids, "{context}");
         let locks = names(&paths.locks);
         assert!(locks.iter().all(|lock| lock.starts_with("gpu-")), "{locks:?}: {context}");
     }
@@ -359,6 +367,17 @@ impl Host {
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
     }
 
+    /// Its device metadata, but for how often it was written.
+    fn told(&self, claim: &v1::Claim) -> BTreeMap<String, Value> {
+        let directory = self.plugin.paths.metadata.join(&claim.uid);
+        let read = |name: String| {
+            let mut told: Value = serde_json::from_slice(&std::fs::read(directory.join(&name)).unwrap()).unwrap();
+            assert!(told["metadata"]["generation"].take().is_u64(), "{told}");
+            (name, told)
+        };
+        names(&directory).into_iter().map(read).collect()
+    }
+
     fn files_of_others(&self, number: usize) -> Vec<File> {
         let uid = &self.claims[number].claim.uid;
         self.files().into_iter().filter(|(path, ..)| !path.to_str().unwrap().contains(uid.as_str())).collect()
@@ -367,8 +386,10 @@ impl Host {
     /// Every file about a claim.
     fn files(&self) -> Vec<File> {
         let paths = &self.plugin.paths;
-        let directories = [&paths.claims, &paths.cdi].into_iter();
-        let files = directories.flat_map(|directory| names(directory).into_iter().map(|name| directory.join(name)));
+        let metadata = names(&paths.metadata).into_iter().map(|uid| paths.metadata.join(uid));
+        let directories = [paths.claims.clone(), paths.cdi.clone()].into_iter().chain(metadata);
+        let files =
+            directories.flat_map(|directory| names(&directory).into_iter().map(move |name| directory.join(name)));
         let fingerprint = |path: PathBuf| {
             let about = path.metadata().unwrap();
             let content = std::fs::read(&path).unwrap();

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what a test cannot go on without fails it")]
 
 mod api_server;
+mod cdi;
 mod disk;
 mod dra;
 mod driver;

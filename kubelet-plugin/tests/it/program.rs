@@ -61,7 +61,10 @@ impl Plugin {
         let kubeconfig = directory.path().join("kubeconfig");
         std::fs::write(&kubeconfig, api.listen().await.to_string()).unwrap();
         let mut arguments: Vec<OsString> = ["--node-name", "node-1", "--log-format", "json"].map(OsString::from).into();
+        let hook = directory.path().join("hook");
+        std::fs::write(&hook, "a program").unwrap();
         let paths = [
+            ("--cdi-hook", hook.as_path()),
             ("--driver-root", driver_root),
             ("--kubelet-root", &kubelet),
             ("--cdi-root", &cdi),

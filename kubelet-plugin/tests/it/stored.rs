@@ -92,12 +92,15 @@ impl Writer {
     /// Copies what is there of a claim, and ends it.
     fn keep(&mut self, claim: &Claim) {
         let settings = self.node.settings();
+        let place = settings.metadata;
         let names = [
             (settings.claims, "claims", format!("{}.json", claim.uid)),
             (settings.cdi, "cdi", format!("k8s.gpu.nvidia.com-claim_{}.json", claim.uid)),
         ];
         for (directory, kind, name) in names {
             if let Ok(text) = fs::read_to_string(directory.join(&name)) {
+                // Where the node's files are is another place in each run.
+                let text = text.replace(place.to_str().unwrap(), "/var/lib/kubelet/plugins/gpu.nvidia.com/metadata");
                 self.files.insert(Path::new(kind).join(name), text);
             }
         }
@@ -170,7 +173,11 @@ impl Writer {
     fn gpu_node(&self) -> GpuNode {
         let directory = tempfile::tempdir().unwrap();
         let paths = Paths::new(directory.path(), &directory.path().join("cdi"), "gpu.nvidia.com");
-        let files = DriverFiles { host_root: "/".into(), driver_root: Some(self.node.root()) };
+        let files = DriverFiles {
+            host_root: "/".into(),
+            driver_root: Some(self.node.root()),
+            injection: self.node.settings().injection,
+        };
         let (events, _writer) = events::channel("node-1");
         let changed = Arc::new(Notify::new());
         let driver = Driver::new(

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use super::user_space;
 use crate::payload;
 
 /// NVIDIA's programs that need no more than the library. The genuine nvidia-smi goes into our front.
@@ -39,13 +40,15 @@ fn library_directory() -> String {
     format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH)
 }
 
-/// Installs the library of this build as driver version `version`, our nvidia-smi and, from `programs`, NVIDIA's.
+/// Installs the library of this build as driver version `version`, our nvidia-smi and, from `programs`, NVIDIA's; beside them
+/// files that have a driver's names only.
 pub(super) fn install(root: &Path, version: &str, programs: Option<&Path>) -> Result<(), InstallError> {
     let libraries = root.join(library_directory());
     let library = format!("libnvidia-ml.so.{version}");
     put(&libraries.join(&library), &read(&built_library()?)?)?;
     let link = libraries.join("libnvidia-ml.so.1");
     replace(&link, |new| symlink(&library, new))?;
+    user_space::lay_out(root, &libraries, version, put, |path, make| replace(path, make))?;
 
     let bin = root.join("usr/bin");
     let mut front = read(&beside("nvidia-smi").ok_or_else(|| not_built("nvidia-smi"))?)?;

@@ -24,6 +24,14 @@ const UVM_MAJOR: u32 = 510;
 /// Major number of `nvidia-caps`. Handed out by the kernel too, so it is listed in `/proc/devices`.
 pub const CAPS_MAJOR: u32 = 509;
 
+/// Major number of the direct rendering manager (Linux Documentation/admin-guide/devices.txt), and the first minor number
+/// of its nodes without display.
+const DRM_MAJOR: u32 = 226;
+const DRM_RENDER: u32 = 128;
+
+/// The group `video` of Debian, which udev gives nodes with display to.
+const VIDEO: u32 = 44;
+
 /// Marks a directory as a driver root of ours, and is locked by the daemon that serves it.
 const MARKER: &str = ".nvml-sim";
 
@@ -126,6 +134,7 @@ impl Layout {
         for gpu in gpus {
             make_node(&gpu_node(&self.root, gpu.minor), NVIDIA_MAJOR, gpu.minor, 0o666)?;
             self.sysfs(gpu)?;
+            self.drm(gpu)?;
         }
         put(&self.root.join(BOOT_ID), format!("{}\n", uuid::Uuid::new_v4()))?;
         self.load_module()
@@ -206,6 +215,21 @@ impl Layout {
             ("nvidia-uvm-tools", UVM_MAJOR, 1),
         ] {
             make_node(&self.root.join("dev").join(name), major, minor, 0o666)?;
+        }
+        Ok(())
+    }
+
+    /// What nvidia-drm makes of a GPU when it is loaded, for rendering and display. Nobody can draw on it.
+    fn drm(&self, gpu: &GpuSpec) -> io::Result<()> {
+        let directory = self.root.join("sys/bus/pci/devices").join(gpu.pci.to_string()).join("drm");
+        for (name, minor, mode, group) in [
+            (format!("card{}", gpu.minor), gpu.minor, 0o660, VIDEO),
+            (format!("renderD{}", DRM_RENDER + gpu.minor), DRM_RENDER + gpu.minor, 0o666, 0),
+        ] {
+            fs::create_dir_all(directory.join(&name))?;
+            let node = self.root.join("dev/dri").join(&name);
+            make_node(&node, DRM_MAJOR, minor, mode)?;
+            std::os::unix::fs::chown(&node, None, Some(group))?;
         }
         Ok(())
     }

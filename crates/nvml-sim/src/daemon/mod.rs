@@ -7,7 +7,9 @@ mod install;
 mod latency;
 mod layout;
 mod serve;
+mod shared_object;
 mod state;
+mod user_space;
 
 pub use install::InstallError;
 pub use latency::real_latencies;

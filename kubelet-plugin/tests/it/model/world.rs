@@ -432,7 +432,8 @@ impl World {
         let (journal, record) = read(self.journal_dir().join(format!("{uid}.json")), &|value| value["version"] == 1);
         let (cdi, _) = read(self.cdi_path(uid), &|value| value["devices"].is_array());
         let aside = self.journal_dir().join(format!("{uid}.damaged")).exists();
-        if (journal, cdi, aside) == (File::Absent, File::Absent, false) {
+        let is_told = self.node.settings().metadata.join(uid).exists();
+        if (journal, cdi, aside || is_told) == (File::Absent, File::Absent, false) {
             self.model.forget(uid);
             return;
         }

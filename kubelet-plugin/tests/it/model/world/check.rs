@@ -22,6 +22,9 @@ impl World {
             let uid = name.trim_start_matches("k8s.gpu.nvidia.com-claim_").trim_end_matches(".json");
             ensure!(self.model.claims.contains_key(uid), "the CDI directory has {name}");
         }
+        for uid in self.node.metadata_files() {
+            ensure!(self.model.claims.contains_key(&uid), "there is device metadata of {uid}");
+        }
         let told = self.plugins[0].engine.prepared_claims()?;
         let told_uids: Vec<_> = told.iter().map(|claim| claim.uid.clone()).collect();
         let explained = self.model.claims.iter().filter(|(_, known)| known.is_explained());
@@ -46,6 +49,9 @@ impl World {
         for device in &known.devices {
             let gpu = device.gpu;
             let mut expected = vec![format!("/dev/nvidia{gpu}")];
+            if device.part.is_none() {
+                expected.extend([format!("/dev/dri/card{gpu}"), format!("/dev/dri/renderD{}", 128 + gpu)]);
+            }
             if device.part.is_some() {
                 let instance = truth.instances.iter().find(|instance| device.is(instance)).unwrap();
                 let (gi, ci) = (instance.id, instance.compute[0]);
@@ -73,8 +79,9 @@ impl World {
         if self.model.policy == ForeignPolicy::Delete {
             ensure!(self.model.foreign.is_empty(), "{:?} are not swept", self.model.foreign);
         }
-        let (journal, cdi) = (self.node.journal_files(), self.node.cdi_files());
-        ensure!(journal.is_empty() && cdi.is_empty(), "files are left: {journal:?} {cdi:?}");
+        let (journal, cdi, told) = (self.node.journal_files(), self.node.cdi_files(), self.node.metadata_files());
+        let is_clean = journal.is_empty() && cdi.is_empty() && told.is_empty();
+        ensure!(is_clean, "files are left: {journal:?} {cdi:?} {told:?}");
         let locks = fs::read_dir(self.node.settings().locks)?.map(|entry| entry.unwrap().file_name());
         let locks: Vec<_> = locks.filter(|name| name.to_string_lossy().starts_with("claim-")).collect();
         ensure!(locks.is_empty(), "{locks:?} are left");
