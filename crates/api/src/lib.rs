@@ -7,8 +7,10 @@
 mod gpu_node;
 pub mod names;
 pub mod opaque;
+pub mod problem;
 
 pub use gpu_node::{
     Attribute, Blocked, ComputeInstanceStatus, ForeignInstances, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec,
     GpuNodeStatus, GpuOffer, GpuSpec, MigMode, MigPlacement, MigProfile, MigStatus, Withheld,
 };
+pub use problem::Problem;
