@@ -75,6 +75,7 @@ fn withheld(why: &str) -> Withheld {
 }
 
 fn describe(facts: &GpuFacts, address: PciAddress, host: &Host, common: &Attributes) -> Gpu {
+    let location = host.location(address);
     Gpu {
         name: DeviceName::whole(address).to_string(),
         pci_bus_id: address.to_string(),
@@ -82,7 +83,8 @@ fn describe(facts: &GpuFacts, address: PciAddress, host: &Host, common: &Attribu
         minor: facts.minor,
         product: facts.name.clone(),
         memory_mib: facts.memory_bytes.unwrap_or_default() / MIB,
-        attributes: attributes::of_gpu(facts, address, &host.location(address), common),
+        attributes: attributes::of_gpu(facts, address, &location, common),
+        pci_device_id: location.pci_ids,
         ..Gpu::default()
     }
 }

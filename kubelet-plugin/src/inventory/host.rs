@@ -33,6 +33,8 @@ pub(super) struct Location {
     pub(super) pcie_root: Option<String>,
     /// The NUMA node; none on a machine without several.
     pub(super) numa_node: Option<i64>,
+    /// The PCI ids in one word, `0x233010de`: the device's before the vendor's.
+    pub(super) pci_ids: Option<String>,
 }
 
 impl Host {
@@ -57,7 +59,13 @@ impl Host {
         let Some(root) = &self.driver_root else { return Location::default() };
         let device = root.sys_pci().join(address.to_string());
         let numa_node = fs::read_to_string(device.join("numa_node"));
+        let id = |name| {
+            let text = fs::read_to_string(device.join(name)).ok()?;
+            u16::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
+        };
+        let pci_ids = || Some(format!("{:#06x}{:04x}", id("device")?, id("vendor")?));
         Location {
+            pci_ids: pci_ids(),
             pcie_root: fs::canonicalize(&device).ok().as_deref().and_then(pcie_root),
             // -1 where the firmware names no node (Linux Documentation/ABI/testing/sysfs-bus-pci).
             numa_node: numa_node.ok().and_then(|text| text.trim().parse().ok()).filter(|node| *node >= 0),
@@ -127,12 +135,15 @@ mod tests {
     #[test]
     fn the_kernel_tells_where_a_gpu_sits() {
         let bus = Bus::new();
-        bus.device("0000:3b:00.0", &[("numa_node", "1\n")], None);
+        bus.device("0000:3b:00.0", &[("numa_node", "1\n"), ("device", "0x00b2\n"), ("vendor", "0x10de\n")], None);
         bus.device("0000:3c:00.0", &[("numa_node", "-1\n")], None);
         let location = |address: &str| bus.host().location(address.parse().unwrap());
         let root = || Some("pci0000:3a".to_owned());
-        assert_eq!(location("0000:3b:00.0"), Location { pcie_root: root(), numa_node: Some(1) });
-        assert_eq!(location("0000:3c:00.0"), Location { pcie_root: root(), numa_node: None });
+        assert_eq!(
+            location("0000:3b:00.0"),
+            Location { pcie_root: root(), numa_node: Some(1), pci_ids: Some("0x00b210de".into()) }
+        );
+        assert_eq!(location("0000:3c:00.0"), Location { pcie_root: root(), numa_node: None, pci_ids: None });
         assert_eq!(location("0000:3d:00.0"), Location::default());
     }
 
