@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! watches ──▶ index ──▶ queue ──▶ writer ──▶ API server
-//!              (is the plugin alive?)  │ render: GpuNode, owner, server features -> slices
-//!                                      │ diff:   wanted, there             -> requests
+//!              │ (is the plugin alive?)  │ render: GpuNode, owner, offering, server features -> slices
+//!              │                         │ diff:   wanted, there             -> requests
+//!              └─▶ policy: GpuPolicies, layouts, labels -> offering; steward ──▶ GpuNode.spec, GpuPolicy.status
 //! ```
 //!
-//! [`render()`](render::render) and [`diff()`](diff::diff) are pure, [`Index`](index::Index) and
-//! [`Queue`](queue::Queue) synchronous with the caller's clock. Only [`watch`], [`probe`], [`leader`], [`events`] and
-//! [`writer`] talk to the API server. [`metrics`] counts what they do.
+//! [`render()`](render::render), [`diff()`](diff::diff) and [`resolve()`](policy::resolve) are pure, [`Index`](index::Index) and
+//! [`Queue`](queue::Queue) synchronous with the caller's clock. Only [`watch`], [`probe`], [`leader`], [`events`],
+//! [`writer`] and the policies' [`Steward`](policy::Steward) talk to the API server. [`metrics`] counts what they do.
 
 #![forbid(unsafe_code)]
 
@@ -16,11 +17,13 @@ pub mod args;
 pub mod diff;
 pub mod events;
 pub mod features;
+pub mod held;
 pub mod index;
 pub mod leader;
 pub mod liveness;
 pub mod meaning;
 pub mod metrics;
+pub mod policy;
 pub mod probe;
 pub mod quantity;
 pub mod queue;

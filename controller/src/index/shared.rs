@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::Index;
 
@@ -11,18 +11,30 @@ use super::Index;
 pub struct SharedIndex {
     index: Arc<Mutex<Index>>,
     bell: Arc<Notify>,
+    /// The revision that was reached last, for those beside the writer.
+    revision: watch::Sender<u64>,
 }
 
 impl SharedIndex {
     /// Shares `index`.
     pub fn new(index: Index) -> SharedIndex {
-        SharedIndex { index: Arc::new(Mutex::new(index)), bell: Arc::default() }
+        SharedIndex { index: Arc::new(Mutex::new(index)), bell: Arc::default(), revision: watch::Sender::default() }
     }
 
     /// Changes the index and wakes the writer.
     pub fn update(&self, change: impl FnOnce(&mut Index)) {
-        change(&mut self.lock());
+        let revision = {
+            let mut index = self.lock();
+            change(&mut index);
+            index.revision()
+        };
         self.bell.notify_one();
+        self.revision.send_if_modified(|last| std::mem::replace(last, revision) != revision);
+    }
+
+    /// Tells of every change of [`Index::revision`].
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.revision.subscribe()
     }
 
     /// Returns when the index has changed since the last call.

@@ -9,7 +9,10 @@ mod golden;
 mod index;
 mod leader;
 mod observe;
+mod offering;
+mod policy;
 mod probe;
+mod steward;
 #[path = "../../../crates/telemetry/testing.rs"]
 mod testing;
 mod writer;
