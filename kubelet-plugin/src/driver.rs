@@ -19,8 +19,8 @@ use tokio::sync::Notify;
 use crate::claim::ClaimRef;
 use crate::dra::Carver;
 use crate::engine::{
-    Claim, Condemned, Engine, ForeignPolicy, OpenError, PreparedClaim, PreparedDevice, Released, RemovedForeign,
-    Retried, Settings,
+    Claim, Condemned, Engine, OpenError, PreparedClaim, PreparedDevice, Released, RemovedForeign, Retried, Settings,
+    Wishes,
 };
 use crate::events::Events;
 use crate::failure::Failure;
@@ -46,7 +46,7 @@ pub struct DriverFiles {
 pub struct Driver {
     files: DriverFiles,
     driver_name: String,
-    foreign: ForeignPolicy,
+    wishes: Wishes,
     paths: Paths,
     session: Mutex<Option<Arc<Session>>>,
     events: Events,
@@ -86,7 +86,7 @@ impl Driver {
         files: DriverFiles,
         driver_name: &str,
         paths: &Paths,
-        foreign: ForeignPolicy,
+        wishes: Wishes,
         events: Events,
         changed: Arc<Notify>,
         metrics: Metrics,
@@ -94,7 +94,7 @@ impl Driver {
         Driver {
             files,
             driver_name: driver_name.to_owned(),
-            foreign,
+            wishes,
             paths: paths.clone(),
             session: Mutex::default(),
             events,
@@ -112,7 +112,7 @@ impl Driver {
                 Some(root) => root.boot_id(),
                 None => DriverRoot::below(&self.files.host_root, Path::new("/")).boot_id(),
             },
-            foreign: self.foreign,
+            wishes: self.wishes.clone(),
             driver_root,
         };
         let session = match self.session() {
@@ -163,7 +163,7 @@ impl Driver {
             cdi: self.paths.cdi.clone(),
             boot_id: root.boot_id(),
             patience: PATIENCE,
-            foreign: self.foreign,
+            wishes: self.wishes.clone(),
         };
         let engine = Engine::open_watched(Arc::clone(&nvml), settings, Arc::new(self.metrics.clone()))?;
         tracing::info!(driver_root = %root.host_path(root.path()).display(), "NVIDIA driver opened");
@@ -242,6 +242,13 @@ impl Node for Driver {
             self.changed.notify_one();
         }
         Ok(removed)
+    }
+
+    fn set_mig_modes(&self) -> Result<(), Failure> {
+        if self.session()?.engine.set_mig_modes() {
+            self.changed.notify_one();
+        }
+        Ok(())
     }
 
     fn has_condemned(&self) -> bool {

@@ -5,16 +5,20 @@
 //! Architecture invariant: one writer at a time. Of two plugins on one node it is the one that holds the lease, or is about
 //! to take it. That is asked before each write, after the object was read, and a write after another's fails.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use kerf_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, names};
+use kerf_api::{ForeignInstances, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuSpec, names};
+use kerf_nvml::{MigMode, PciAddress};
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
+use crate::engine::{DeviceName, ForeignPolicy, Wish, Wishes};
 use crate::inventory::Inventory;
 use crate::lease::NodeLease;
 use crate::node::{self, NodeError};
@@ -42,6 +46,10 @@ pub struct Sources {
     pub verdict: watch::Receiver<KubeletVerdict>,
     /// Whether this process holds the node's lease: what another has written meanwhile is put right when it does again.
     pub held: watch::Receiver<bool>,
+    /// Told what the controller wants of the GPUs, each time the object is read.
+    pub wishes: Wishes,
+    /// Told when these are others than before.
+    pub changed: Arc<Notify>,
 }
 
 /// How a comparison has ended.
@@ -62,7 +70,12 @@ pub async fn publish(
     stands: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) {
-    let Sources { mut inventory, mut verdict, mut held } = sources;
+    let Sources { mut inventory, mut verdict, mut held, wishes, changed } = sources;
+    let wanted = |spec: &GpuNodeSpec| {
+        if wishes.tell(wishes_of(spec)) {
+            changed.notify_one();
+        }
+    };
     let work = async {
         if inventory.wait_for(Option::is_some).await.is_err() {
             return;
@@ -76,7 +89,7 @@ pub async fn publish(
                 Some(inventory) => status(inventory, &verdict.borrow_and_update()),
                 None => return,
             };
-            let wait = match write(&client, node_name, lease, &status).await {
+            let wait = match write(&client, node_name, lease, &wanted, &status).await {
                 Ok(Compared::NotOurs) => {
                     backoff.succeeded();
                     STAND_BY
@@ -119,11 +132,12 @@ fn status(inventory: &Inventory, verdict: &KubeletVerdict) -> GpuNodeStatus {
     status
 }
 
-/// Creates the GpuNode where there is none, and writes its status where it differs.
+/// Creates the GpuNode where there is none, tells its spec, and writes its status where it differs.
 async fn write(
     client: &Client,
     node_name: &str,
     lease: &NodeLease,
+    wanted: &(impl Fn(&GpuNodeSpec) + Sync),
     status: &GpuNodeStatus,
 ) -> Result<Compared, NodeError> {
     let api: Api<GpuNode> = Api::all(client.clone());
@@ -141,6 +155,7 @@ async fn write(
                 .await?
         }
     };
+    wanted(&found.spec);
     if found.status.as_ref() == Some(status) {
         return Ok(Compared::Equal);
     }
@@ -160,6 +175,28 @@ async fn write(
     Ok(Compared::Equal)
 }
 
+/// What the controller wants, by GPU. What is said of a GPU by a name that is none is of no GPU here.
+fn wishes_of(spec: &GpuNodeSpec) -> BTreeMap<PciAddress, Wish> {
+    let by_address = |(name, spec): (&String, &GpuSpec)| {
+        let device: DeviceName = name.parse().ok()?;
+        device.as_partition().is_none().then(|| (device.gpu(), wish(spec)))
+    };
+    spec.gpus.iter().filter_map(by_address).collect()
+}
+
+fn wish(spec: &GpuSpec) -> Wish {
+    let foreign = spec.foreign_instances.map(|wanted| match wanted {
+        ForeignInstances::Keep => ForeignPolicy::Keep,
+        ForeignInstances::Adopt => ForeignPolicy::Adopt,
+        ForeignInstances::Delete => ForeignPolicy::Delete,
+    });
+    let mig_mode = spec.mig_mode.map(|wanted| match wanted {
+        kerf_api::MigMode::Enabled => MigMode::Enabled,
+        kerf_api::MigMode::Disabled => MigMode::Disabled,
+    });
+    Wish { foreign, mig_mode }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,5 +213,22 @@ mod tests {
         let refused = status(&broken, &KubeletVerdict::Refused("bad name".into()));
         assert!(!refused.registered);
         assert_eq!(refused.message.as_deref(), Some("the kubelet refuses the plugin: bad name; no GPU"));
+    }
+
+    #[test]
+    fn the_spec_says_what_is_wanted_of_each_gpu() {
+        let spec: GpuNodeSpec = serde_json::from_value(json!({"gpus": {
+            "gpu-3b-00-0": {"migMode": "Enabled"},
+            "gpu-5e-00-0": {"foreignInstances": "Adopt"},
+            "gpu-5e-00-0-mig-1g10gb-4": {"migMode": "Enabled"},
+            "something else": {"migMode": "Disabled"},
+        }}))
+        .unwrap();
+        let (one, other) = ("0000:3b:00.0".parse().unwrap(), "0000:5e:00.0".parse().unwrap());
+        let wished = [
+            (one, Wish { foreign: None, mig_mode: Some(MigMode::Enabled) }),
+            (other, Wish { foreign: Some(ForeignPolicy::Adopt), mig_mode: None }),
+        ];
+        assert_eq!(wishes_of(&spec), wished.into());
     }
 }

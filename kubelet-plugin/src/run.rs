@@ -28,6 +28,7 @@ use crate::args::Args;
 use crate::claim::ApiClaims;
 use crate::dra::Dra;
 use crate::driver::{Driver, DriverFiles};
+use crate::engine::Wishes;
 use crate::health::Health;
 use crate::inventory::Watcher;
 use crate::lease::{AtExit, End, Holder, NodeLease};
@@ -142,12 +143,13 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let (inventory_sender, inventory) = watch::channel(None);
     let (verdict_sender, verdict) = watch::channel(KubeletVerdict::Unknown);
     let changed = Arc::new(Notify::new());
+    let wishes = Wishes::new(foreign_instances);
     let files = DriverFiles { host_root, driver_root };
     let driver = Arc::new(Driver::new(
         files,
         &driver_name,
         &paths,
-        foreign_instances,
+        wishes.clone(),
         events.clone(),
         Arc::clone(&changed),
         metrics.clone(),
@@ -181,7 +183,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
     };
     let reconciling = tokio::spawn(reconcile::run(reconciler, drain.clone()).instrument(info_span!("reconcile")));
     let reader = Arc::clone(&driver);
-    let watcher = Watcher { read: Arc::new(move || reader.read_inventory()), changed, events };
+    let watcher = Watcher { read: Arc::new(move || reader.read_inventory()), changed: Arc::clone(&changed), events };
     let watching = inventory::watch(watcher, inventory_sender, drain.clone());
     let watching = tokio::spawn(watching.instrument(info_span!("inventory")));
     let (stands, standing) = watch::channel(false);
@@ -191,7 +193,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
         let observing = observe(server, metrics, seen, standing.clone(), drain.clone());
         tokio::spawn(observing.instrument(info_span!("http")));
     }
-    let sources = Sources { inventory, verdict: verdict.clone(), held };
+    let sources = Sources { inventory, verdict: verdict.clone(), held, wishes, changed };
     let publishing = publish(client.clone(), node_name.clone(), sources, lease.clone(), stands, deregister.clone());
     let publishing = tokio::spawn(publishing.instrument(info_span!("node_status")));
     let leasing = hold(lease, standing, held_sender, end(paths.clone(), at_exit), deregister.clone());

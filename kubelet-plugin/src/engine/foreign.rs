@@ -48,7 +48,7 @@ impl Engine {
             self.nvml.compute_instances(gpu.handle, stranger.id).map_err(gpu.failed("list the compute instances"))?;
         // What is kept is used as whoever made it has cut it. What becomes kerf's own is carved anew, unless it is bare: a
         // compute instance may span less than the device that the claim was promised.
-        let is_kept = self.foreign == ForeignPolicy::Keep;
+        let is_kept = self.wishes.foreign_for_sure(gpu.address) == ForeignPolicy::Keep;
         if compute.len() > usize::from(is_kept) {
             return Ok(false);
         }
@@ -73,12 +73,13 @@ impl Engine {
         device: &DeviceName,
         strangers: &[GpuInstance],
     ) -> Result<(), PrepareError> {
+        let policy = self.wishes.foreign_for_sure(gpu.address);
         for stranger in strangers {
             let foreign = |users| PrepareError::foreign(device, stranger, users);
             if self.is_used(gpu, stranger.id)? {
                 return Err(foreign(Some(busy::users(&*self.nvml, gpu.handle, Some(stranger.id)))));
             }
-            if self.foreign == ForeignPolicy::Keep || self.complete_records().is_none() {
+            if policy == ForeignPolicy::Keep || self.complete_records().is_none() {
                 return Err(foreign(None));
             }
             tracing::info!(gpu_instance = stranger.id, "foreign instance in the way destroyed");
@@ -94,15 +95,13 @@ impl Engine {
     /// Under [`ForeignPolicy::Delete`], destroys every foreign instance that nothing uses. What is locked, fails or is in use
     /// is left to the next time.
     pub fn sweep_foreign(&self) -> Vec<RemovedForeign> {
-        if self.foreign != ForeignPolicy::Delete {
-            return Vec::new();
-        }
         let count = self.nvml.gpu_count().unwrap_or_else(|error| {
             tracing::warn!(%error, "foreign instances are not looked for");
             0
         });
         let addresses = (0..count).filter_map(|index| self.nvml.pci_address(self.nvml.gpu(index).ok()?).ok());
-        addresses.flat_map(|address| self.sweep_gpu(address)).collect()
+        let swept = addresses.filter(|address| self.wishes.foreign_for_sure(*address) == ForeignPolicy::Delete);
+        swept.flat_map(|address| self.sweep_gpu(address)).collect()
     }
 
     fn sweep_gpu(&self, address: PciAddress) -> Vec<RemovedForeign> {
@@ -154,7 +153,7 @@ impl Engine {
 
     /// The record of every claim in the present epoch; `None` where one may be missing, so that no instance can be called
     /// foreign for sure.
-    fn complete_records(&self) -> Option<Vec<Record>> {
+    pub(super) fn complete_records(&self) -> Option<Vec<Record>> {
         let mut records = self.records().ok()?;
         self.specs.list().ok()?;
         // Files that were cut off when they were first written are none of these: nothing was on a GPU by then.

@@ -33,6 +33,7 @@ mod spans;
 mod steps;
 mod stuck;
 mod unprepare;
+mod wishes;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -53,6 +54,7 @@ pub use journal_file::JournalFile;
 pub use spans::claim_span;
 pub use steps::{Lock, NoWatch, Step, Watch};
 pub use stuck::{Condemned, Released, Retried};
+pub use wishes::{Wish, Wishes};
 
 use epoch::Epoch;
 use gpu::KnownGpus;
@@ -79,8 +81,8 @@ pub struct Settings {
     pub boot_id: String,
     /// How long a release may make no progress before the claim is condemned, see [`Released::Condemned`].
     pub patience: Duration,
-    /// What to do about instances that no claim explains.
-    pub foreign: ForeignPolicy,
+    /// What is wanted of the GPUs beyond what claims need.
+    pub wishes: Wishes,
 }
 
 /// The carve engine of one node. All its methods block; one engine serves any number of threads.
@@ -90,7 +92,7 @@ pub struct Engine {
     driver_root: DriverRoot,
     boot_id: String,
     patience: Duration,
-    foreign: ForeignPolicy,
+    wishes: Wishes,
     journal: Journal,
     locks: Locks,
     specs: SpecDir,
@@ -111,7 +113,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`].
     pub fn open_watched(nvml: Arc<dyn Nvml>, settings: Settings, watch: Arc<dyn Watch>) -> Result<Engine, OpenError> {
-        let Settings { driver_root, claims, locks, cdi, boot_id, patience, foreign } = settings;
+        let Settings { driver_root, claims, locks, cdi, boot_id, patience, wishes } = settings;
         let kind = Kind::new(names::CDI_VENDOR, names::CDI_CLASS).expect("constants that are legal CDI names");
         let engine = Engine {
             nvml,
@@ -119,7 +121,7 @@ impl Engine {
             driver_root,
             boot_id,
             patience,
-            foreign,
+            wishes,
             journal: Journal::open(&claims)?,
             locks: Locks::open(&locks)?,
             specs: SpecDir::new(cdi, kind),

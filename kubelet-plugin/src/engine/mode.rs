@@ -1,13 +1,16 @@
-//! MIG mode: on while instances live, off otherwise, switched only where that needs no reset.
+//! MIG mode: on while instances live, off otherwise or as it is wanted of the GPU, switched only where that needs no reset.
 //!
 //! The mode is not journalled: it follows from what is on the GPU, and whoever holds the GPU's lock brings it to what he
 //! needs. It is always read back, as drivers were seen to accept a switch and not make it.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use kerf_nvml::{Code, Error, MigMode, MigModes, PciAddress};
 
 use super::gpu::LiveGpu;
+use super::locks::BACKGROUND_PATIENCE;
+use super::record::Record;
 use super::{DeviceName, Engine, GpuError, PrepareError, Step, busy, spans};
 
 impl Engine {
@@ -38,19 +41,59 @@ impl Engine {
     }
 
     /// Switches MIG off again when nothing is left on the GPU, so that it is as it was found: users outside of
-    /// Kubernetes expect it off. That it fails is no error, the next claim for the whole GPU tries again.
+    /// Kubernetes expect it off. Or to what is wanted of the GPU while it is idle. That it fails is no error, the next claim
+    /// for the whole GPU tries again.
     pub(super) fn settle_mode(&self, gpu: &LiveGpu) {
         let _span = spans::gpu_span(gpu.address).entered();
         let settle = || -> Result<(), PrepareError> {
-            let on = matches!(self.mig_modes(gpu)?, Some(MigModes { current: MigMode::Enabled, .. }));
-            if on && gpu.switchable && self.live_instances(gpu)?.is_empty() {
-                self.switch(gpu, MigMode::Disabled)?;
+            let wanted = self.wishes.mig_mode(gpu.address).unwrap_or(MigMode::Disabled);
+            let differs = self.mig_modes(gpu)?.is_some_and(|modes| modes.current != wanted);
+            if differs && gpu.switchable && self.live_instances(gpu)?.is_empty() {
+                self.switch(gpu, wanted)?;
             }
             Ok(())
         };
         if let Err(error) = settle() {
-            tracing::warn!(%error, "MIG mode stays on");
+            tracing::warn!(%error, "MIG mode stays as it is");
         }
+    }
+
+    /// Brings GPUs that nothing uses to the MIG mode that is wanted of them; true when one was switched. What is locked, used
+    /// or fails is left to the next time.
+    pub fn set_mig_modes(&self) -> bool {
+        let wanted = self.wishes.mig_modes();
+        let mut switched = false;
+        for (address, mode) in wanted {
+            let _span = spans::gpu_span(address).entered();
+            match self.set_idle_mode(address, mode) {
+                Ok(done) => switched |= done,
+                Err(error) => tracing::warn!(%error, "MIG mode stays as it is"),
+            }
+        }
+        switched
+    }
+
+    fn set_idle_mode(&self, address: PciAddress, mode: MigMode) -> Result<bool, PrepareError> {
+        let differs = |gpu: &LiveGpu| -> Result<bool, GpuError> {
+            Ok(gpu.switchable && self.mig_modes(gpu)?.is_some_and(|modes| modes.current != mode))
+        };
+        match self.find_gpu_if_present(address)? {
+            Some(gpu) if differs(&gpu)? => {}
+            _ => return Ok(false),
+        }
+        let deadline = Instant::now() + BACKGROUND_PATIENCE;
+        let Ok(_gpu) = self.lock_gpus(&[address].into(), "a change of MIG mode", deadline) else { return Ok(false) };
+        // Whoever has made an instance or taken the GPU had it in his journal before.
+        let gpu = self.find_gpu(address)?;
+        let is_of = |record: &Record| record.results.iter().any(|result| result.device.gpu() == address);
+        let is_idle = self.complete_records().is_some_and(|records| !records.iter().any(is_of))
+            && self.live_instances(&gpu)?.is_empty();
+        if !is_idle || !differs(&gpu)? {
+            return Ok(false);
+        }
+        self.switch(&gpu, mode)?;
+        tracing::info!(?mode, "MIG mode switched, as a GpuPolicy or layout wants it");
+        Ok(true)
     }
 
     fn mig_modes(&self, gpu: &LiveGpu) -> Result<Option<MigModes>, GpuError> {

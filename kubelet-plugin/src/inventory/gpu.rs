@@ -48,7 +48,7 @@ pub(super) fn read(
             (entry.offer, entry.withheld) = offer::decide(address, mig.as_ref());
             if let Some(reading) = &reading {
                 let claims = reading.claims.as_deref().unwrap_or(claims);
-                entry.blocked = blocked(nvml, gpu, address, reading, claims, host.foreign);
+                entry.blocked = blocked(nvml, gpu, address, reading, claims, host.wishes.foreign(address));
             }
             entry.mig = reading.map(|reading| status(reading, facts.mig_mode_switchable));
         }

@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 
 use kerf_nvml::{DriverRoot, PciAddress};
 
-use crate::engine::ForeignPolicy;
+use crate::engine::Wishes;
 
 /// PCI vendor (pci-ids).
 const NVIDIA: &str = "0x10de";
@@ -20,8 +20,8 @@ pub struct Host {
     pub driver_name: String,
     /// The kernel's boot id.
     pub boot_id: String,
-    /// What is done about instances that no claim explains.
-    pub foreign: ForeignPolicy,
+    /// What is wanted of the GPUs; here, what is done about instances that no claim explains.
+    pub wishes: Wishes,
     /// Where the driver is; `None` while none is found.
     pub driver_root: Option<DriverRoot>,
 }
@@ -92,6 +92,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::engine::ForeignPolicy;
 
     #[test]
     fn the_root_complex_is_found_in_the_real_path() {
@@ -128,7 +129,12 @@ mod tests {
 
         fn host(&self) -> Host {
             let driver_root = Some(DriverRoot::at(self.0.path()));
-            Host { driver_name: String::new(), boot_id: String::new(), foreign: ForeignPolicy::Keep, driver_root }
+            Host {
+                driver_name: String::new(),
+                boot_id: String::new(),
+                wishes: Wishes::new(ForeignPolicy::Keep),
+                driver_root,
+            }
         }
     }
 

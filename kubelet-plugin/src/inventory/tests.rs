@@ -8,7 +8,7 @@ use kerf_nvml::{
 };
 
 use super::*;
-use crate::engine::{ForeignPolicy, PreparedPartition};
+use crate::engine::{ForeignPolicy, PreparedPartition, Wishes};
 
 /// An NVML that says what it is given.
 struct Fake {
@@ -161,11 +161,17 @@ fn claim(uid: &str, devices: &[&str], partitions: Vec<PreparedPartition>) -> Pre
     }
 }
 
+fn wishes(policy: ForeignPolicy) -> Wishes {
+    let wishes = Wishes::new(policy);
+    wishes.tell(BTreeMap::new());
+    wishes
+}
+
 fn host() -> Host {
     Host {
         driver_name: "gpu.nvidia.com".into(),
         boot_id: "boot".into(),
-        foreign: ForeignPolicy::Keep,
+        wishes: wishes(ForeignPolicy::Keep),
         driver_root: None,
     }
 }
@@ -403,7 +409,7 @@ fn what_a_foreign_instance_blocks_depends_on_the_policy() {
             processes: processes.clone(),
             ..mig_gpu(0x3b, "Hopper", MigMode::Enabled, MigMode::Enabled)
         };
-        let host = Host { foreign: policy, ..host() };
+        let host = Host { wishes: wishes(policy), ..host() };
         let inventory = read(&Fake { system: Ok(()), gpus: vec![gpu] }, &host, &|| Ok(Vec::new()));
         let found = inventory.status.gpus[0].blocked.first();
         let found_usable = found.map(|blocked| blocked.usable.as_deref());

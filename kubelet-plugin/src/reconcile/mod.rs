@@ -51,6 +51,9 @@ pub trait Node: Send + Sync + 'static {
     /// Removes instances that no claim explains, where the policy says so.
     fn sweep_foreign(&self) -> Result<Vec<RemovedForeign>, Failure>;
 
+    /// Brings GPUs that nothing uses to the MIG mode that is wanted of them.
+    fn set_mig_modes(&self) -> Result<(), Failure>;
+
     /// Whether a claim may be condemned.
     fn has_condemned(&self) -> bool;
 
@@ -122,6 +125,10 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
         match blocking(move || node.sweep_foreign()).await {
             Ok(removed) => removed.iter().for_each(|removed| self.tell_swept(removed)),
             Err(error) => tracing::warn!(%error, "foreign instances are not looked for"),
+        }
+        let node = Arc::clone(&self.node);
+        if let Err(error) = blocking(move || node.set_mig_modes()).await {
+            tracing::warn!(%error, "MIG modes are not looked at");
         }
     }
 

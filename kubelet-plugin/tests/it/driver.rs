@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use kerf_api::{GpuOffer, MigPlacement, names};
 use kerf_kubelet_plugin::dra::Carver as _;
 use kerf_kubelet_plugin::driver::{Driver, DriverFiles};
+use kerf_kubelet_plugin::engine::Wishes;
 use kerf_kubelet_plugin::inventory::{Inventory, MIG_MODE_PENDING, UNREADABLE};
 use kerf_kubelet_plugin::metrics::Metrics;
 use kerf_kubelet_plugin::paths::Paths;
@@ -31,7 +32,15 @@ fn anew(node: &Node, directory: &TempDir) -> Driver {
     let files = DriverFiles { host_root: "/".into(), driver_root: Some(node.root()) };
     let (events, _writer) = events::channel("node-1");
     let changed = Arc::new(Notify::new());
-    Driver::new(files, "gpu.nvidia.com", &paths(directory), ForeignPolicy::Keep, events, changed, Metrics::default())
+    Driver::new(
+        files,
+        "gpu.nvidia.com",
+        &paths(directory),
+        Wishes::new(ForeignPolicy::Keep),
+        events,
+        changed,
+        Metrics::default(),
+    )
 }
 
 fn paths(directory: &TempDir) -> Paths {

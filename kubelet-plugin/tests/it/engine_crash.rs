@@ -6,7 +6,9 @@ use std::time::Duration;
 use kerf_kubelet_plugin::engine::{Claim, Engine, ForeignPolicy, Released, Settings, Step};
 use kerf_nvml::Process;
 
-use crate::engine_node::{CRASH, Crash, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, claim, late, prepare, unprepare};
+use crate::engine_node::{
+    CRASH, Crash, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, claim, late, prepare, unprepare, wishes,
+};
 
 /// Whether a call dies. A call that fails in another way fails the test.
 pub(crate) fn dies(call: impl FnOnce()) -> bool {
@@ -221,7 +223,7 @@ fn a_crash_around_foreign_instances_is_mended() {
         (MIG_2G, MIG_1G, ForeignPolicy::Adopt),
         (MIG_2G, GPU, ForeignPolicy::Adopt),
     ] {
-        let settings = || Settings { foreign: policy, ..node.settings() };
+        let settings = || Settings { wishes: wishes(policy), ..node.settings() };
         let engine = || node.faulty_engine_with(settings()).0;
         let claim = claim("a", &[device]);
         for compute_instances in [0, 1] {

@@ -12,7 +12,7 @@ use kerf_nvml::{Code, DriverRoot, Library, MigMode};
 use serde_json::{Value, json};
 
 use crate::engine_node::{
-    self, Fault, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, claim, late, prepare, refused, unprepare,
+    self, Fault, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, claim, late, prepare, refused, unprepare, wishes,
 };
 
 /// Each call that changes the GPU fails once, with and without having done its work.
@@ -233,7 +233,7 @@ fn a_journal_of_a_newer_plugin_is_left_alone() {
 
     let engine = Engine::open(
         Arc::clone(&node.nvml),
-        Settings { foreign: ForeignPolicy::Delete, patience: Duration::ZERO, ..node.settings() },
+        Settings { wishes: wishes(ForeignPolicy::Delete), patience: Duration::ZERO, ..node.settings() },
     );
     let engine = engine.unwrap();
     let errors = [

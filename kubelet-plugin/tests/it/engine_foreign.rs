@@ -7,13 +7,13 @@ use kerf_kubelet_plugin::engine::{Engine, ForeignPolicy, RemovedForeign, Setting
 use kerf_nvml::Process;
 
 use crate::engine_node::{
-    Faulty, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, address, claim, late, prepare, refused, unprepare,
+    Faulty, GPU, H100, MIG_1G, MIG_2G, MIG_3G, Node, address, claim, late, prepare, refused, unprepare, wishes,
 };
 
 const POLICIES: [ForeignPolicy; 3] = [ForeignPolicy::Keep, ForeignPolicy::Adopt, ForeignPolicy::Delete];
 
 fn engine(node: &Node, foreign: ForeignPolicy) -> (Engine, Arc<Faulty>) {
-    node.faulty_engine_with(Settings { foreign, ..node.settings() })
+    node.faulty_engine_with(Settings { wishes: wishes(foreign), ..node.settings() })
 }
 
 fn use_instance(faulty: &Faulty, gpu_instance: u32) {

@@ -1,6 +1,6 @@
 //! A simulated node with an engine on it, and an NVML between them that can be told to fail or to wait.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kerf_kubelet_plugin::engine::{
     AllocatedDevice, Claim, DeviceName, Engine, ForeignPolicy, NoWatch, PrepareError, PreparedDevice, Released,
-    Settings, Step, Watch,
+    Settings, Step, Watch, Wishes,
 };
 use kerf_mig::{Geometry, Placement, Profile};
 use kerf_nvml::{
@@ -63,6 +63,13 @@ fn program(name: &str) -> PathBuf {
     program
 }
 
+/// What is wanted of the GPUs when the controller says nothing of any.
+pub(crate) fn wishes(policy: ForeignPolicy) -> Wishes {
+    let wishes = Wishes::new(policy);
+    wishes.tell(BTreeMap::new());
+    wishes
+}
+
 impl Node {
     /// A node with these GPUs: the list `gpus` of a node file, as flow-style YAML.
     pub(crate) fn start(gpus: &str) -> Node {
@@ -102,7 +109,7 @@ impl Node {
             cdi: self.dir.path().join("cdi"),
             boot_id: "first boot".to_owned(),
             patience: Duration::from_secs(120),
-            foreign: ForeignPolicy::Keep,
+            wishes: wishes(ForeignPolicy::Keep),
         }
     }
 

@@ -14,6 +14,7 @@ mod engine_mode;
 mod engine_node;
 mod engine_reconcile;
 mod engine_stuck;
+mod engine_wishes;
 mod fault_matrix;
 mod handover;
 mod health;

@@ -52,6 +52,10 @@ impl Node for Stub {
         Ok(Vec::new())
     }
 
+    fn set_mig_modes(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+
     fn has_condemned(&self) -> bool {
         self.known.lock().unwrap().iter().any(|claim| claim.condemned)
     }

@@ -1,17 +1,19 @@
 //! What the plugin writes to the API server, and above all when it writes nothing.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use kerf_api::{GpuNodeStatus, names};
 use kerf_kubelet_plugin::claim::ClaimRef;
+use kerf_kubelet_plugin::engine::{ForeignPolicy, Wishes};
 use kerf_kubelet_plugin::inventory::Inventory;
 use kerf_kubelet_plugin::lease::{End, Holder, NodeLease};
 use kerf_kubelet_plugin::node_status::Sources;
 use kerf_kubelet_plugin::registration::KubeletVerdict;
 use kerf_kubelet_plugin::{events, node_status};
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -42,6 +44,8 @@ struct Publishing {
     verdict: watch::Sender<KubeletVerdict>,
     held: watch::Sender<bool>,
     standing: watch::Receiver<bool>,
+    wishes: Wishes,
+    changed: Arc<Notify>,
 }
 
 fn publish(api: ApiServer) -> Publishing {
@@ -55,11 +59,18 @@ fn publish_as(api: ApiServer, holder: Holder) -> Publishing {
     let (stands, standing) = watch::channel(false);
     let client = api.client();
     let lease = NodeLease::new(client.clone(), names::NAMESPACE, "node-1", holder);
-    let sources = Sources { inventory: inventories, verdict: verdicts, held: holds };
+    let (wishes, changed) = (Wishes::new(ForeignPolicy::Keep), Arc::new(Notify::new()));
+    let sources = Sources {
+        inventory: inventories,
+        verdict: verdicts,
+        held: holds,
+        wishes: wishes.clone(),
+        changed: Arc::clone(&changed),
+    };
     tokio::spawn(async move {
         node_status::publish(client, "node-1", sources, &lease, stands, CancellationToken::new()).await;
     });
-    Publishing { api, inventory, verdict, held, standing }
+    Publishing { api, inventory, verdict, held, standing, wishes, changed }
 }
 
 impl Publishing {
@@ -95,6 +106,26 @@ async fn the_gpu_node_is_made_and_then_written_on_change_only() {
 
     node.api.remove(GPU_NODE);
     until("made again", || node.status()["registered"] == true).await;
+}
+
+/// Without a write of the plugin's own.
+#[tokio::test(start_paused = true)]
+async fn what_the_controller_wants_is_heard_within_a_minute() {
+    let api = server_with_node();
+    let gpu_node =
+        |spec| json!({"metadata": {"name": "node-1", "uid": "u"}, "spec": spec, "status": GpuNodeStatus::default()});
+    api.put(GPU_NODE, gpu_node(json!({})));
+    let node = publish(api);
+    node.inventory.send_replace(Some(Inventory::default()));
+    node.changed.notified().await;
+    let gpu = "0000:3b:00.0".parse().unwrap();
+    assert_eq!(node.wishes.foreign(gpu), ForeignPolicy::Keep);
+
+    let spec = json!({"gpus": {"gpu-3b-00-0": {"foreignInstances": "Delete"}}, "somethingNew": true});
+    node.api.put(GPU_NODE, gpu_node(spec));
+    tokio::time::timeout(Duration::from_secs(61), node.changed.notified()).await.unwrap();
+    assert_eq!(node.wishes.foreign(gpu), ForeignPolicy::Delete);
+    assert_eq!(node.api.writes(), [""; 0]);
 }
 
 /// Who vouches for the GpuNode has to wait until it is this plugin's word, and says that the kubelet knows it.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use kerf_api::{GpuNode, GpuNodeSpec};
 use kerf_cdi::Spec;
 use kerf_kubelet_plugin::driver::{Driver, DriverFiles};
-use kerf_kubelet_plugin::engine::{Claim, JournalFile, Released, Settings, Step};
+use kerf_kubelet_plugin::engine::{Claim, JournalFile, Released, Settings, Step, Wishes};
 use kerf_kubelet_plugin::metrics::Metrics;
 use kerf_kubelet_plugin::paths::Paths;
 use kerf_kubelet_plugin::{ForeignPolicy, events};
@@ -173,8 +173,15 @@ impl Writer {
         let files = DriverFiles { host_root: "/".into(), driver_root: Some(self.node.root()) };
         let (events, _writer) = events::channel("node-1");
         let changed = Arc::new(Notify::new());
-        let driver =
-            Driver::new(files, "gpu.nvidia.com", &paths, ForeignPolicy::Keep, events, changed, Metrics::default());
+        let driver = Driver::new(
+            files,
+            "gpu.nvidia.com",
+            &paths,
+            Wishes::new(ForeignPolicy::Keep),
+            events,
+            changed,
+            Metrics::default(),
+        );
         let mut status = driver.read_inventory().status;
         (status.boot_id, status.registered) = ("first boot".to_owned(), true);
         let mut gpu_node = GpuNode::new("node-1", GpuNodeSpec::default());

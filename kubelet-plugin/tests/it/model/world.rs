@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use super::op::{Ask, Call, Op};
 use super::state::{Device, File, Instance, Known, Model, OnGpu, Outcome, Truth, Why};
-use crate::engine_node::{CRASH, Crash, Fault, Faulty, Node, claim, late, soon};
+use crate::engine_node::{CRASH, Crash, Fault, Faulty, Node, claim, late, soon, wishes};
 use crate::fault_matrix::is_clear;
 
 pub(super) use counts::Counts;
@@ -109,7 +109,7 @@ impl World {
         Settings {
             boot_id: format!("boot {}", self.boot),
             patience: if patient { Duration::from_secs(1200) } else { Duration::ZERO },
-            foreign: self.model.policy,
+            wishes: wishes(self.model.policy),
             ..self.node.settings()
         }
     }

@@ -1,0 +1,91 @@
+//! What the cluster's controller wants of the GPUs, beyond what claims need.
+//!
+//! It is told again after each start and kept nowhere: a plugin that has not heard of it yet removes nothing that it did not make.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use kerf_nvml::{MigMode, PciAddress};
+
+use super::ForeignPolicy;
+
+/// What is wanted of one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// What to do about instances that no claim explains; `None`: what holds for all GPUs.
+    pub foreign: Option<ForeignPolicy>,
+    /// The MIG mode while nothing uses the GPU; `None`: off.
+    pub mig_mode: Option<MigMode>,
+}
+
+/// What is wanted of each GPU, shared by all who act on it.
+#[derive(Clone, Debug)]
+pub struct Wishes {
+    otherwise: ForeignPolicy,
+    told: Arc<RwLock<Option<BTreeMap<PciAddress, Wish>>>>,
+}
+
+impl Wishes {
+    /// Nothing is told yet: until then foreign instances are kept everywhere. `otherwise` holds on GPUs of which nothing is said.
+    pub fn new(otherwise: ForeignPolicy) -> Wishes {
+        Wishes { otherwise, told: Arc::default() }
+    }
+
+    /// From now on these are the wishes, and no others. True if they are others than before.
+    pub fn tell(&self, wishes: BTreeMap<PciAddress, Wish>) -> bool {
+        let mut told = self.told.write().unwrap_or_else(PoisonError::into_inner);
+        if told.as_ref() == Some(&wishes) {
+            return false;
+        }
+        tracing::info!(?wishes, "what is wanted of the GPUs");
+        *told = Some(wishes);
+        true
+    }
+
+    /// What to say about instances on a GPU that no claim explains. As long as nothing is told that is what most likely will be
+    /// told: what is published shall not change twice at every start.
+    pub fn foreign(&self, gpu: PciAddress) -> ForeignPolicy {
+        let told = self.told.read().unwrap_or_else(PoisonError::into_inner);
+        told.as_ref().and_then(|wishes| wishes.get(&gpu)?.foreign).unwrap_or(self.otherwise)
+    }
+
+    /// What to do about them.
+    pub(super) fn foreign_for_sure(&self, gpu: PciAddress) -> ForeignPolicy {
+        let is_told = self.told.read().unwrap_or_else(PoisonError::into_inner).is_some();
+        if is_told { self.foreign(gpu) } else { ForeignPolicy::Keep }
+    }
+
+    /// The MIG mode of a GPU that nothing uses, if anything is said of it.
+    pub(super) fn mig_mode(&self, gpu: PciAddress) -> Option<MigMode> {
+        self.mig_modes().get(&gpu).copied()
+    }
+
+    /// The same of all GPUs.
+    pub(super) fn mig_modes(&self) -> BTreeMap<PciAddress, MigMode> {
+        let told = self.told.read().unwrap_or_else(PoisonError::into_inner);
+        told.iter().flatten().filter_map(|(gpu, wish)| Some((*gpu, wish.mig_mode?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_yet_destroys_nothing() {
+        let (one, other): (PciAddress, PciAddress) = ("0000:3b:00.0".parse().unwrap(), "0000:5e:00.0".parse().unwrap());
+        let wishes = Wishes::new(ForeignPolicy::Delete);
+        assert_eq!((wishes.foreign(one), wishes.foreign_for_sure(one)), (ForeignPolicy::Delete, ForeignPolicy::Keep));
+        assert_eq!(wishes.mig_mode(one), None);
+
+        let wish = Wish { foreign: Some(ForeignPolicy::Adopt), mig_mode: Some(MigMode::Enabled) };
+        assert!(wishes.clone().tell([(one, wish)].into()));
+        assert!(!wishes.tell([(one, wish)].into()), "no news");
+        assert_eq!(wishes.foreign_for_sure(one), ForeignPolicy::Adopt);
+        assert_eq!((wishes.foreign(one), wishes.foreign(other)), (ForeignPolicy::Adopt, ForeignPolicy::Delete));
+        assert_eq!((wishes.mig_mode(one), wishes.mig_mode(other)), (Some(MigMode::Enabled), None));
+
+        wishes.tell(BTreeMap::new());
+        assert_eq!((wishes.foreign(one), wishes.mig_mode(one)), (ForeignPolicy::Delete, None));
+    }
+}
