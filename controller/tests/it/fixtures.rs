@@ -121,11 +121,11 @@ pub(crate) fn labelled_node(name: &str, uid: &str, labels: &[(&str, &str)]) -> P
 
 /// A GpuPolicy, as the watch shows it. Later ones are younger.
 pub(crate) fn policy(name: &str, spec: Value) -> Policy {
-    let object = json!({
+    let mut object = json!({
         "apiVersion": "kerf.dev/v1alpha1", "kind": "GpuPolicy",
         "metadata": {"name": name, "uid": format!("uid-of-{name}"), "generation": 3, "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "spec": spec,
     });
+    object["spec"] = spec;
     Policy::from(serde_json::from_value::<DynamicObject>(object).unwrap())
 }
 

@@ -38,7 +38,9 @@ fn names(rendering: &Rendering) -> Vec<String> {
 }
 
 fn layout(devices: Value) -> Value {
-    json!({"offer": "Layout", "layout": {"migDevices": devices}})
+    let mut spec = json!({"offer": "Layout", "layout": {}});
+    spec["layout"]["migDevices"] = devices;
+    spec
 }
 
 /// Four A100, MIG on for the first two: what the article promises, on every server, in the default gates of 1.34 too.
