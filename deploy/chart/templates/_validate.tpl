@@ -28,6 +28,9 @@ What the schema cannot say in words that help: each check names the value, what 
     {{- fail (printf "%s.digest: %q is no digest, which is sha256: and 64 hexadecimal digits" $name $image.digest) -}}
   {{- end -}}
 {{- end -}}
+{{- if and $v.layouts.configMap (not (regexMatch "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?/[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" $v.layouts.configMap)) -}}
+  {{- fail (printf "layouts.configMap: %q is not of the form namespace/name, such as gpu-operator/nvidia-mig-config, or empty for kerf-layouts in the release's namespace" $v.layouts.configMap) -}}
+{{- end -}}
 {{- if not (regexMatch "^([1-9][0-9]*|[1-9][0-9]?%|100%)$" (toString $v.kubeletPlugin.maxSurge)) -}}
   {{- fail (printf "kubeletPlugin.maxSurge: %v is neither a number of nodes, 1 or more, nor a percentage such as 10%%" $v.kubeletPlugin.maxSurge) -}}
 {{- end -}}

@@ -7,8 +7,8 @@ use k8s_openapi::api::resource::v1::{Counter, Device, DeviceAttribute, ResourceS
 use kerf_api::{Gpu, GpuNode, GpuNodeStatus, GpuOffer, MigProfile};
 use kerf_controller::features::{Counters, ServerFeatures};
 use kerf_controller::meaning::Meaning;
-use kerf_controller::quantity::Amount;
 use kerf_controller::policy::Offering;
+use kerf_controller::quantity::Amount;
 use kerf_controller::render::render;
 
 use crate::dns;
