@@ -141,7 +141,7 @@ impl Subject<'_> {
         match (spec.offer, &spec.layout) {
             (PolicyOffer::Dynamic, _) => self.dynamic(spec),
             (PolicyOffer::WholeOnly, _) => self.whole(),
-            (PolicyOffer::Off, _) => Said::Forms(Forms::Nothing),
+            (PolicyOffer::Nothing, _) => Said::Forms(Forms::Nothing),
             (PolicyOffer::Layout, Some(layout)) => match (&layout.name, &layout.mig_devices) {
                 (Some(name), _) => self.of_layout(name),
                 (None, Some(devices)) => self.partitions(devices),

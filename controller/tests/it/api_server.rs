@@ -238,7 +238,7 @@ pub(crate) fn add_taint_times(slice: &mut ResourceSlice, second: i64) {
 /// An object as the API server gives it back: whole, whatever part of it was applied.
 fn complete(mut object: Value) -> Value {
     if object["kind"] == "GpuPolicy" {
-        object["spec"] = json!({ "offer": "Off" });
+        object["spec"] = json!({ "offer": "Nothing" });
     } else if object["spec"].is_null() {
         object["spec"] = json!({});
     }

@@ -75,7 +75,7 @@ fn whole_only_and_off_need_no_counters() {
             |offer| rendered(vec![gpu("h100-80gb", 1), gpu("l40s", 2)], json!({"offer": offer}), &[], counters, true);
         let whole = with("WholeOnly");
         assert_eq!((names(&whole), whole.remarks), (vec!["gpu-01-00-0".to_owned(), "gpu-02-00-0".to_owned()], vec![]));
-        let off = with("Off");
+        let off = with("Nothing");
         assert_eq!((names(&off), off.remarks), (vec![], vec![]));
         assert_eq!(off.slices.len(), 1, "one slice says that the driver is there");
     }
@@ -140,7 +140,7 @@ fn whole_gpus_and_partitions_wait_for_each_other() {
     assert_eq!(plain(json!({"offer": "WholeOnly"}), &part), ["(3g40gb-0)"]);
     assert_eq!(plain(json!({"offer": "Dynamic"}), &part), ["(3g40gb-0)"], "the server has lost its counters");
     for counters in EVERY_SERVER {
-        let off = rendered(vec![gpu("h100-80gb", 1)], json!({"offer": "Off"}), &part, counters, true);
+        let off = rendered(vec![gpu("h100-80gb", 1)], json!({"offer": "Nothing"}), &part, counters, true);
         assert_eq!(names(&off), ["(3g40gb-0)"], "{counters:?}");
     }
 }
@@ -163,7 +163,7 @@ fn what_is_held_of_a_withheld_gpu_stays() {
     }
     let unreadable = vec![Gpu { name: "gpu-01-00-0".into(), ..Gpu::default() }];
     assert_eq!(
-        names(&rendered(unreadable, json!({"offer": "Off"}), &["gpu-01-00-0"], Counters::Separate, true)),
+        names(&rendered(unreadable, json!({"offer": "Nothing"}), &["gpu-01-00-0"], Counters::Separate, true)),
         [""; 0]
     );
 }

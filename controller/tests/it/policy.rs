@@ -52,7 +52,7 @@ fn gpus_are_selected_by_all_that_is_given() {
         (json!({"products": ["*A100*"], "indices": [0]}), ""),
         (json!({"products": ["*A100*", "*H100*"], "indices": [0]}), "p: 01"),
     ] {
-        let spec = json!({"offer": "Off", "gpus": selector});
+        let spec = json!({"offer": "Nothing", "gpus": selector});
         assert_eq!(decisions(&resolved(three(), &[], vec![policy("p", spec)])), gpus, "{selector}");
     }
 }
@@ -69,7 +69,7 @@ fn nodes_are_selected_by_their_labels() {
         (json!({"matchExpressions": [{"key": "gpu", "operator": "DoesNotExist"}]}), true),
         (json!({"matchExpressions": [{"key": "pool", "operator": "Exist"}]}), false),
     ] {
-        let spec = json!({"offer": "Off", "nodeSelector": selector});
+        let spec = json!({"offer": "Nothing", "nodeSelector": selector});
         let resolution = resolved(three(), &labels, vec![policy("p", spec)]);
         assert_eq!(!resolution.terms.is_empty(), matches, "{selector}");
     }
@@ -78,7 +78,7 @@ fn nodes_are_selected_by_their_labels() {
 /// The overlap rule: priority, then age, then name.
 #[test]
 fn of_several_policies_one_decides() {
-    let off = |priority: i32| json!({"offer": "Off", "priority": priority});
+    let off = |priority: i32| json!({"offer": "Nothing", "priority": priority});
     let young = |mut policy: Policy| {
         policy.created = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::now()));
         policy
@@ -87,7 +87,13 @@ fn of_several_policies_one_decides() {
         (vec![policy("a", off(0)), policy("b", off(1))], "b"),
         (vec![policy("b", off(-1)), policy("a", off(-1))], "a"),
         (vec![young(policy("a", off(0))), policy("b", off(0))], "b"),
-        (vec![policy("a", off(0)), policy("b", json!({"offer": "Off", "priority": 7, "gpus": {"indices": [9]}}))], "a"),
+        (
+            vec![
+                policy("a", off(0)),
+                policy("b", json!({"offer": "Nothing", "priority": 7, "gpus": {"indices": [9]}})),
+            ],
+            "a",
+        ),
     ] {
         let resolution = resolved(vec![gpu("l40s", 1)], &[], policies.clone());
         assert_eq!(decisions(&resolution), format!("{winner}: 01"), "{policies:?}");
@@ -168,16 +174,16 @@ fn a_gpu_that_needs_a_reset_is_told_and_waits() {
     silent.mig.as_mut().unwrap().profiles.clear();
     assert_eq!(wish(silent, threes()), ("ResetNeeded".into(), mode(MigMode::Enabled)));
     assert_eq!(wish(on(), json!({"offer": "Dynamic"})), (String::new(), None));
-    assert_eq!(wish(on(), json!({"offer": "Off"})), (String::new(), None));
+    assert_eq!(wish(on(), json!({"offer": "Nothing"})), (String::new(), None));
     assert_eq!(wish(gpu("l40s", 1), json!({"offer": "WholeOnly"})), (String::new(), None));
 }
 
 /// A newer version's policy, or garbage, hides nothing.
 #[test]
 fn a_policy_that_cannot_be_read_matches_nothing() {
-    let odd = [json!({"offer": "Sometimes"}), json!({"offer": "Off", "gpus": 7}), json!(null), json!({})];
+    let odd = [json!({"offer": "Sometimes"}), json!({"offer": "Nothing", "gpus": 7}), json!(null), json!({})];
     for spec in odd {
-        let mut policies = vec![policy("odd", spec.clone()), policy("p", json!({"offer": "Off", "priority": -1}))];
+        let mut policies = vec![policy("odd", spec.clone()), policy("p", json!({"offer": "Nothing", "priority": -1}))];
         policies.rotate_left(1);
         assert_eq!(decisions(&resolved(vec![gpu("l40s", 1)], &[], policies)), "p: 01", "{spec}");
         assert!(!policy("odd", spec).problems().is_empty());
@@ -313,7 +319,7 @@ fn what_changes_the_offering_is_looked_at() {
 fn the_status_says_what_is_so() {
     let mut world = World::new(vec![gpu("h100-80gb", 1), gpu("a100-80gb", 2), gpu("h100-80gb", 3)]);
     world.see(policy("p", json!({"offer": "Layout", "layout": {"migDevices": {"3g.40gb": 2}}})));
-    world.see(policy("q", json!({"offer": "Off", "priority": 1, "gpus": {"indices": [2]}})));
+    world.see(policy("q", json!({"offer": "Nothing", "priority": 1, "gpus": {"indices": [2]}})));
     world.see(holding("c", &["gpu-01-00-0-mig-1g10gb-0"]));
     let reports = world.index.reports(world.now);
     let status: Vec<_> = reports.iter().map(|report| (&report.policy, &report.status)).collect();
@@ -331,7 +337,7 @@ fn conditions_in_words() {
     assert_eq!(world.conditions(), [accepted, "InForce=False Waiting: in force on 0 GPUs, waiting on 1 GPU"]);
     let waiting = world.status()["nodes"][0]["gpus"]["waiting"][0].clone();
     assert_eq!(waiting["message"], "claims hold gpu-01-00-0, which is kept until they end");
-    world.see(policy("p", json!({"offer": "Off", "gpus": {"indices": [7]}})));
+    world.see(policy("p", json!({"offer": "Nothing", "gpus": {"indices": [7]}})));
     assert_eq!(world.conditions(), [accepted, "InForce=False NoMatch: no GPU matches"]);
     world.see(policy("p", json!({"offer": "Layout", "layout": {"name": "mixt"}})));
     assert_eq!(
@@ -394,7 +400,7 @@ fn nodes_of_another_driver_are_left_to_it() {
     let mut other = node("m", vec![gpu("h100-80gb", 1)]);
     other.status.as_mut().unwrap().driver_name = "gpu.example.com".into();
     world.see(other);
-    let mut theirs = policy("p", json!({"offer": "Off", "nodeSelector": {"matchLabels": {"on": "m"}}}));
+    let mut theirs = policy("p", json!({"offer": "Nothing", "nodeSelector": {"matchLabels": {"on": "m"}}}));
     world.see(theirs.clone());
     assert_eq!(world.index.reports(world.now).len(), 1, "nobody has said anything");
     theirs.status.nodes = vec![kerf_api::PolicyNode { name: "m".into(), ..kerf_api::PolicyNode::default() }];

@@ -132,6 +132,6 @@ async fn only_the_leader_writes() {
     world.leading.send_replace(true);
     assert_eq!(world.patches(2).await.len(), 2);
     world.leading.send_replace(false);
-    world.see(policy("q", json!({"offer": "Off"})));
+    world.see(policy("q", json!({"offer": "Nothing"})));
     assert_eq!(world.patches(60).await, []);
 }

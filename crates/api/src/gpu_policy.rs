@@ -87,7 +87,8 @@ pub enum PolicyOffer {
     /// Whole GPUs only.
     WholeOnly,
     /// Nothing. Claims that hold something keep it.
-    Off,
+    // Not `Off`: unquoted, kubectl reads that as YAML 1.1 has it, which is false.
+    Nothing,
 }
 
 /// A layout: by its name in the cluster's layout file, or spelled out. Exactly one of the two.
@@ -267,7 +268,7 @@ impl LayoutChoice {
 fn mig_device_problems(devices: &BTreeMap<String, u32>) -> Vec<Problem> {
     let path = "spec.layout.migDevices";
     if devices.values().all(|count| *count == 0) {
-        return vec![Problem::new(path, "it has no partition").hint("use offer: WholeOnly or offer: Off")];
+        return vec![Problem::new(path, "it has no partition").hint("use offer: WholeOnly or offer: Nothing")];
     }
     devices.keys().filter_map(|name| profile(&field(path, name), name)).collect()
 }
@@ -323,7 +324,7 @@ mod tests {
             json!({"offer": "Dynamic", "profiles": ["1g.10gb", "1g.24gb-me", "1g.24gb+me.all"], "whole": false}),
             json!({"offer": "Layout", "layout": {"name": "mixed"}, "foreignInstances": "Adopt"}),
             json!({"offer": "Layout", "layout": {"migDevices": {"3g.40gb": 2, "1g.10gb": 0}}, "priority": -3}),
-            json!({"offer": "Off", "gpus": {}}),
+            json!({"offer": "Nothing", "gpus": {}}),
             json!({"offer": "WholeOnly", "nodeSelector": {"matchLabels": {"a": "b"}, "matchExpressions": [
                     {"key": "a", "operator": "NotIn", "values": ["c"]}, {"key": "d", "operator": "Exists"}]},
                 "gpus": {"products": ["NVIDIA A100*"], "indices": [0], "uuids": ["GPU-1"], "names": ["gpu-3b-00-0"]}}),
@@ -334,10 +335,10 @@ mod tests {
 
     #[test]
     fn each_mistake_has_a_path_and_a_hint() {
-        let expression = |expression: Value| json!({"offer": "Off", "nodeSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}, expression]}});
+        let expression = |expression: Value| json!({"offer": "Nothing", "nodeSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}, expression]}});
         let cases = [
             (
-                json!({"offer": "Off", "profiles": ["1g.10gb"]}),
+                json!({"offer": "Nothing", "profiles": ["1g.10gb"]}),
                 "spec.profiles: it has a meaning with offer: Dynamic only; leave it out",
             ),
             (
@@ -371,22 +372,22 @@ mod tests {
             ),
             (
                 json!({"offer": "Layout", "layout": {"migDevices": {"1g.10gb": 0}}}),
-                "spec.layout.migDevices: it has no partition; use offer: WholeOnly or offer: Off",
+                "spec.layout.migDevices: it has no partition; use offer: WholeOnly or offer: Nothing",
             ),
             (
                 json!({"offer": "Layout", "layout": {"migDevices": {"1c.2g.20gb": 1}}}),
                 "spec.layout.migDevices[\"1c.2g.20gb\"]: \"1c.2g.20gb\" names a compute instance; kerf makes one that spans its GPU instance; use \"2g.20gb\"",
             ),
             (
-                json!({"offer": "Off", "gpus": {"products": [""]}}),
+                json!({"offer": "Nothing", "gpus": {"products": [""]}}),
                 "spec.gpus.products[0]: it is empty; \"*\" is every product",
             ),
             (
-                json!({"offer": "Off", "gpus": {"uuids": ["GPU-1", "MIG-2"]}}),
+                json!({"offer": "Nothing", "gpus": {"uuids": ["GPU-1", "MIG-2"]}}),
                 "spec.gpus.uuids[1]: \"MIG-2\" does not begin with GPU-; kubectl get gpunode NODE -o yaml shows what there is",
             ),
             (
-                json!({"offer": "Off", "gpus": {"names": ["3b:00.0"]}}),
+                json!({"offer": "Nothing", "gpus": {"names": ["3b:00.0"]}}),
                 "spec.gpus.names[0]: \"3b:00.0\" does not begin with gpu-; kubectl get gpunode NODE -o yaml shows what there is",
             ),
             (
@@ -417,7 +418,8 @@ mod tests {
 
     #[test]
     fn all_mistakes_are_told_at_once() {
-        let spec = json!({"offer": "Off", "profiles": [], "whole": true, "layout": {}, "gpus": {"uuids": ["", "x"]}});
+        let spec =
+            json!({"offer": "Nothing", "profiles": [], "whole": true, "layout": {}, "gpus": {"uuids": ["", "x"]}});
         assert_eq!(problems(spec).len(), 6);
     }
 

@@ -130,7 +130,7 @@ fn gpu_node(name: &str) -> GpuNode {
 fn policy() -> GpuPolicy {
     object(json!({
         "apiVersion": "kerf.dev/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "e2e-rights"},
-        "spec": {"offer": "Off", "nodeSelector": {"matchLabels": {"kerf.dev/e2e": "nowhere"}}},
+        "spec": {"offer": "Nothing", "nodeSelector": {"matchLabels": {"kerf.dev/e2e": "nowhere"}}},
     }))
 }
 
