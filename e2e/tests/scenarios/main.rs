@@ -12,6 +12,7 @@ mod faults;
 mod handover;
 mod life;
 mod nodes;
+mod policy;
 mod restarts;
 mod rights;
 mod server;
