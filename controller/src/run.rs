@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
-use kerf_api::{GpuNode, names};
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use kerf_api::{GpuNode, GpuPolicy, names};
 use kerf_telemetry::Readiness;
 use kerf_telemetry::http::{BindError, Server};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::PartialObjectMeta;
+use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::watcher;
 use kube::{Api, Client, Config, Resource};
 use serde::de::DeserializeOwned;
@@ -23,18 +23,20 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, info, info_span, warn};
 
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, ObjectName};
 use crate::classes;
 use crate::diff::Observed;
 use crate::events::Reporter;
+use crate::held::Holding;
 use crate::index::{Feed, Index, SharedIndex};
 use crate::labels;
 use crate::leader::{Candidate, ClusterStore, is_vacant};
 use crate::metrics::{Metrics, Seen};
+use crate::policy::{LayoutFile, Policy, Steward};
 use crate::probe::keep_probing;
 use crate::remove::{RemoveError, is_taken, remove};
 use crate::upkeep::{Upkeep, Wakes};
-use crate::watch::feed;
+use crate::watch::{Start, feed};
 use crate::webhook::{self, Webhook, WebhookError};
 use crate::writer::Writer;
 
@@ -96,6 +98,8 @@ pub async fn run(args: Args) -> Result<(), RunError> {
         driver_name,
         namespace,
         kubeconfig,
+        layouts_config_map,
+        mig_config_label,
         identity,
         webhook: webhook_args,
         generate_device_classes,
@@ -103,6 +107,8 @@ pub async fn run(args: Args) -> Result<(), RunError> {
         telemetry,
         command,
     } = args;
+    let layouts = layouts_config_map
+        .unwrap_or_else(|| ObjectName { namespace: namespace.clone(), name: names::LAYOUTS.to_owned() });
     let client = client(kubeconfig).await?;
     let identity = identity.unwrap_or_else(random_identity);
     let leases = Api::<Lease>::namespaced(client.clone(), &namespace);
@@ -115,7 +121,7 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let stop = CancellationToken::new();
     let readiness = Readiness::default();
     let doubt = Arc::new(Notify::new());
-    let index = SharedIndex::new(Index::new(&driver_name));
+    let index = SharedIndex::new(Index::new(&driver_name, mig_config_label));
     let features = watch::Sender::new(None);
     let leading = watch::Sender::new(false);
     let is_leading = leading.subscribe();
@@ -152,6 +158,16 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     parts.start("watches GpuNodes", watches.watch(gpu_nodes, everything(), "GpuNodes", std::convert::identity));
     let classes = Api::<DeviceClass>::all(client.clone());
     parts.start("watches DeviceClasses", watches.watch(classes, everything(), "DeviceClasses", std::convert::identity));
+    let policies = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<GpuPolicy>(&()));
+    parts.start("watches GpuPolicies", watches.watch_if_any(policies, everything(), "GpuPolicies", Policy::from));
+    let claims = Api::<ResourceClaim>::all(client.clone());
+    let driver = driver_name.clone();
+    let held = move |claim: ResourceClaim| Holding::of(&driver, &claim);
+    parts.start("watches ResourceClaims", watches.watch(claims, everything(), "ResourceClaims", held));
+    let file = Api::<ConfigMap>::namespaced(client.clone(), &layouts.namespace);
+    let only_it = everything().fields(&format!("metadata.name={}", layouts.name));
+    let read = |object: ConfigMap| LayoutFile::read(&object);
+    parts.start("watches the layouts", watches.watch(file, only_it, "the layouts' ConfigMap", read));
     let pending = readiness.wait_for("API server features");
     let (probing_client, probed) = (client.clone(), features.clone());
     let probing =
@@ -177,6 +193,16 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let stop_leading = CancellationToken::new();
     let candidate = Candidate::new(store, &identity, leading, vacant, Timestamp::now, random);
     parts.start("elects a leader", fine(candidate.run(stop_leading.clone())));
+
+    let steward =
+        Steward { client: client.clone(), index: index.clone(), leading: is_leading.clone(), metrics: metrics.clone() };
+    let (listed, steward_stop) = (readiness.clone(), stop.clone());
+    parts.start("follows GpuPolicies", async move {
+        if steward_stop.run_until_cancelled(listed.ready_but_for(webhook::PENDING)).await.is_some() {
+            steward.run(steward_stop).await;
+        }
+        Ok(())
+    });
 
     let reporter = Reporter::new(client.clone(), identity);
     let wakes = Wakes { index: index.clone(), features: features.subscribe(), leading: is_leading.clone() };
@@ -243,13 +269,47 @@ impl Watches {
         T: Send + 'static,
         Index: Feed<T>,
     {
-        let pending = self.readiness.wait_for(what);
+        let start = Start { pending: self.readiness.wait_for(what), optional: false };
+        self.feed(api, config, convert, start)
+    }
+
+    /// The same for a kind that the API server may not know.
+    fn watch_if_any<K, T, F>(
+        &self,
+        api: Api<K>,
+        config: watcher::Config,
+        what: &'static str,
+        convert: F,
+    ) -> impl Future<Output = Result<(), RunError>> + Send + use<K, T, F>
+    where
+        F: Fn(K) -> T + Send + 'static,
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+        T: Send + 'static,
+        Index: Feed<T>,
+    {
+        let start = Start { pending: self.readiness.wait_for(what), optional: true };
+        self.feed(api, config, convert, start)
+    }
+
+    fn feed<K, T, F>(
+        &self,
+        api: Api<K>,
+        config: watcher::Config,
+        convert: F,
+        start: Start,
+    ) -> impl Future<Output = Result<(), RunError>> + Send + use<K, T, F>
+    where
+        F: Fn(K) -> T + Send + 'static,
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+        T: Send + 'static,
+        Index: Feed<T>,
+    {
         let (bell, metrics) = (self.doubt.clone(), self.metrics.clone());
         let doubt = move |error: Option<&watcher::Error>| {
             error.into_iter().for_each(|error| metrics.interrupted(error));
             bell.notify_one();
         };
-        fine(feed(self.index.clone(), api, config, convert, pending, doubt, self.stop.clone()))
+        fine(feed(self.index.clone(), api, config, convert, start, doubt, self.stop.clone()))
     }
 }
 

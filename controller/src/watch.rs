@@ -21,23 +21,31 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// The longest pause: an API server that is back shall not wait long for its watches.
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
+/// How a watch begins.
+pub struct Start {
+    /// Dropped when the index has seen everything for the first time.
+    pub pending: Pending,
+    /// Whether an API server that does not know the kind has nothing of it. Else it is waited for.
+    pub optional: bool,
+}
+
 /// Shows `index` what is there of one kind, until `stop`.
 ///
-/// `convert` keeps of an object what the index needs, before anything is stored; it sees each one first. `pending` is dropped
-/// when the index has seen everything for the first time; `doubt` is told whenever the watch was interrupted, and by which error.
+/// `convert` keeps of an object what the index needs, before anything is stored; it sees each one first. `doubt` is told whenever
+/// the watch was interrupted, and by which error.
 pub async fn feed<K, T>(
     index: SharedIndex,
     api: Api<K>,
     config: watcher::Config,
     convert: impl Fn(K) -> T,
-    pending: Pending,
+    start: Start,
     doubt: impl Fn(Option<&watcher::Error>),
     stop: CancellationToken,
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     Index: Feed<T>,
 {
-    let mut pending = Some(pending);
+    let mut pending = Some(start.pending);
     let mut listed = Vec::new();
     let mut pause = PAUSE;
     let events = watch(api, config).take_until(stop.clone().cancelled_owned());
@@ -66,9 +74,18 @@ pub async fn feed<K, T>(
             Err(error) => {
                 warn!(error = &error as &dyn std::error::Error, "a watch was interrupted");
                 doubt(Some(&error));
+                // Only as long as nothing was seen of it: a server that is starting may not know all its kinds yet.
+                if start.optional && pending.is_some() && is_unknown_kind(&error) {
+                    index.update(|index| index.reset(Vec::new(), now));
+                    pending = None;
+                }
                 stop.run_until_cancelled(tokio::time::sleep(pause)).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
     }
+}
+
+fn is_unknown_kind(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }

@@ -26,7 +26,7 @@ use crate::meaning::Meaning;
 use crate::metrics::{Metrics, Verb};
 use crate::probe::{kept_counters, kept_taints};
 use crate::queue::{Outcome, Queue};
-use crate::render::{Remark, render};
+use crate::render::{Remark, Rendering, render};
 
 /// How many nodes are written at the same time. More would not make a cold start faster: one API server stores about
 /// ninety slices a second with eight connections, and the next ones wait.
@@ -227,8 +227,9 @@ impl Writer {
             index.slices(&node)
         };
         let outcome = match (decision, features) {
-            (Decision::Publish { gpu_node, node_uid }, Some(features)) => {
-                self.publish(&node, &gpu_node, &node_uid, features, observed, &mut memory).await
+            (Decision::Publish { gpu_node, node_uid, offering }, Some(features)) => {
+                let rendering = render(&self.driver, &gpu_node, &node_uid, &offering, features);
+                self.publish(&node, &gpu_node, rendering, observed, &mut memory).await
             }
             (Decision::Withdraw(reason), _) => {
                 let plan = withdraw(&observed);
@@ -258,12 +259,10 @@ impl Writer {
         &self,
         node: &str,
         gpu_node: &GpuNode,
-        node_uid: &str,
-        features: ServerFeatures,
+        rendering: Rendering,
         mut observed: Vec<Observed>,
         memory: &mut Memory,
     ) -> Result<bool, WriteError> {
-        let rendering = render(&self.driver, gpu_node, node_uid, features);
         for slice in &mut observed {
             if let Some((version, meant)) = memory.accepted.get(&slice.name)
                 && *version == slice.resource_version

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use futures::FutureExt;
 use k8s_openapi::api::core::v1::{Event, Namespace, Pod as ApiPod};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim, ResourceSlice};
-use kerf_api::GpuNode;
+use kerf_api::{GpuNode, GpuPolicy};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -388,7 +388,7 @@ impl World {
         let mut report = String::new();
         for arguments in [
             ["get", "pods,resourceclaims,events", "-n", &self.namespace, "-o", "wide"].as_slice(),
-            ["get", "gpunodes,resourceslices", "-o", "wide"].as_slice(),
+            ["get", "gpunodes,gpupolicies,resourceslices", "-o", "wide"].as_slice(),
         ] {
             let text = self.cluster.kubectl(arguments).unwrap_or_else(|error| format!("{error:#}"));
             report.push_str(&format!("--- kubectl {}\n{text}\n", arguments.join(" ")));
@@ -408,10 +408,15 @@ fn uuids(listing: &str, prefix: &str) -> Vec<String> {
     found.filter(|uuid| uuid.starts_with(prefix)).map(str::to_owned).collect()
 }
 
-/// Deletes the namespaces of all scenarios and waits until they are gone.
+/// Deletes the GpuPolicies and namespaces of all scenarios and waits until they are gone.
 async fn clear(client: &Client) -> Result<()> {
     let api: Api<Namespace> = Api::all(client.clone());
     let scenarios = ListParams::default().labels("kerf.dev/e2e=true");
+    match Api::<GpuPolicy>::all(client.clone()).delete_collection(&DeleteParams::default(), &scenarios).await {
+        // The CustomResourceDefinition was made a moment ago: there are none.
+        Err(kube::Error::Api(status)) if status.code == 404 => {}
+        outcome => drop(outcome?),
+    }
     for namespace in api.list(&scenarios).await? {
         let name = namespace.metadata.name.unwrap_or_default();
         let pods: Api<ApiPod> = Api::namespaced(client.clone(), &name);

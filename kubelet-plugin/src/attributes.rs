@@ -17,6 +17,8 @@ pub(crate) struct Location {
     pub(crate) pcie_root: Option<String>,
     /// The NUMA node; none on a machine without several.
     pub(crate) numa_node: Option<i64>,
+    /// The PCI ids in one word, `0x233010de`: the device's before the vendor's.
+    pub(crate) pci_ids: Option<String>,
 }
 
 impl Location {
@@ -24,7 +26,13 @@ impl Location {
     pub(crate) fn of(root: &DriverRoot, address: PciAddress) -> Location {
         let device = root.sys_pci().join(address.to_string());
         let numa_node = fs::read_to_string(device.join("numa_node"));
+        let id = |name| {
+            let text = fs::read_to_string(device.join(name)).ok()?;
+            u16::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
+        };
+        let pci_ids = || Some(format!("{:#06x}{:04x}", id("device")?, id("vendor")?));
         Location {
+            pci_ids: pci_ids(),
             pcie_root: fs::canonicalize(&device).ok().as_deref().and_then(pcie_root),
             // -1 where the firmware names no node (Linux Documentation/ABI/testing/sysfs-bus-pci).
             numa_node: numa_node.ok().and_then(|text| text.trim().parse().ok()).filter(|node| *node >= 0),

@@ -6,15 +6,19 @@ use std::sync::Arc;
 use kerf_api::GpuNode;
 use tokio::time::Instant;
 
+use crate::policy::Offering;
+
 /// What to do about a node's devices.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// Offer what the plugin found; the slices belong to the Node with this UID.
+    /// Offer of what the plugin found what shall be; the slices belong to the Node with this UID.
     Publish {
         /// What the plugin found.
         gpu_node: Arc<GpuNode>,
         /// The owner.
         node_uid: String,
+        /// What shall be offered.
+        offering: Offering,
     },
     /// Offer nothing.
     Withdraw(Reason),

@@ -11,8 +11,10 @@ use kube::core::PartialObjectMeta;
 
 use super::Index;
 use crate::diff::Observed;
+use crate::held::Holding;
 use crate::labels::Found;
 use crate::liveness::Now;
+use crate::policy::{LayoutFile, Policy};
 
 /// Takes what one watch sees.
 pub trait Feed<T> {
@@ -31,7 +33,9 @@ impl Feed<GpuNode> for Index {
         let registered = gpu_node.status.as_ref().is_some_and(|status| status.registered);
         let state = self.state(&node);
         let same = state.gpu_node.as_ref().is_some_and(|known| {
-            known.status == gpu_node.status && known.metadata.owner_references == gpu_node.metadata.owner_references
+            known.status == gpu_node.status
+                && known.spec == gpu_node.spec
+                && known.metadata.owner_references == gpu_node.metadata.owner_references
         });
         state.unregistered_since = (!registered).then(|| state.unregistered_since.unwrap_or(now.instant));
         state.gpu_node = Some(Arc::new(gpu_node));
@@ -59,15 +63,16 @@ impl Feed<GpuNode> for Index {
 
 impl Feed<PartialObjectMeta<Node>> for Index {
     fn apply(&mut self, object: PartialObjectMeta<Node>, _: Now) {
-        let labels = Found::of(&object.metadata);
+        let found = Found::of(&object.metadata);
         let (node, uid) = (object.name_any(), object.metadata.uid);
+        let labels = object.metadata.labels.unwrap_or_default();
         let state = self.state(&node);
-        let relabelled = *state.labels != labels;
+        let relabelled = *state.found != found;
         if relabelled {
-            state.labels = Arc::new(labels);
+            state.found = Arc::new(found);
         }
-        if state.uid != uid {
-            state.uid = uid;
+        if state.uid != uid || state.node_labels != labels {
+            (state.uid, state.node_labels) = (uid, labels);
             self.mark(&node);
         } else if relabelled {
             // The slices do not depend on it.
@@ -79,14 +84,17 @@ impl Feed<PartialObjectMeta<Node>> for Index {
         let node = object.name_any();
         let state = self.state(&node);
         if state.uid == object.metadata.uid {
-            state.uid = None;
+            (state.uid, state.node_labels) = (None, BTreeMap::new());
             self.mark(&node);
         }
     }
 
     fn reset(&mut self, objects: Vec<PartialObjectMeta<Node>>, now: Now) {
         let names = objects.iter().map(PartialObjectMeta::name_any).collect();
-        self.retain(&names, |state| state.uid.take().is_some());
+        self.retain(&names, |state| {
+            state.node_labels.clear();
+            state.uid.take().is_some()
+        });
         objects.into_iter().for_each(|object| self.apply(object, now));
     }
 }
@@ -153,6 +161,95 @@ impl Feed<Observed> for Index {
             }
         }
         slices.into_iter().for_each(|slice| self.apply(slice, now));
+    }
+}
+
+impl Feed<Policy> for Index {
+    fn apply(&mut self, policy: Policy, _: Now) {
+        let known = self.rules.policies.iter_mut().find(|known| known.name == policy.name);
+        let same = known.as_ref().is_some_and(|known| known.says_the_same(&policy));
+        match known {
+            Some(known) => *known = policy,
+            None => self.rules.policies.push(policy),
+        }
+        // What was reported of it may have been changed by somebody.
+        self.revision += 1;
+        if !same {
+            self.rules.sort();
+            self.mark_all();
+        }
+    }
+
+    fn delete(&mut self, policy: Policy, _: Now) {
+        let before = self.rules.policies.len();
+        // Another UID: a deletion that is seen late, of a predecessor of the same name.
+        self.rules.policies.retain(|known| known.name != policy.name || known.uid != policy.uid);
+        if self.rules.policies.len() != before {
+            self.mark_all();
+        }
+    }
+
+    fn reset(&mut self, policies: Vec<Policy>, now: Now) {
+        let names: BTreeSet<&str> = policies.iter().map(|policy| policy.name.as_str()).collect();
+        let before = self.rules.policies.len();
+        self.rules.policies.retain(|known| names.contains(known.name.as_str()));
+        if self.rules.policies.len() != before {
+            self.mark_all();
+        }
+        policies.into_iter().for_each(|policy| self.apply(policy, now));
+    }
+}
+
+impl Feed<LayoutFile> for Index {
+    fn apply(&mut self, layouts: LayoutFile, _: Now) {
+        if self.rules.layouts != layouts {
+            self.rules.layouts = layouts;
+            self.mark_all();
+        }
+    }
+
+    fn delete(&mut self, _: LayoutFile, now: Now) {
+        self.apply(LayoutFile::Absent, now);
+    }
+
+    fn reset(&mut self, mut layouts: Vec<LayoutFile>, now: Now) {
+        self.apply(layouts.pop().unwrap_or_default(), now);
+    }
+}
+
+impl Feed<Holding> for Index {
+    fn apply(&mut self, holding: Holding, _: Now) {
+        let Holding { claim, mut devices } = holding;
+        let before = self.claims.remove(&claim).unwrap_or_default();
+        let nodes: BTreeSet<String> = devices.keys().cloned().collect();
+        for node in before.union(&nodes) {
+            let held = devices.remove(node);
+            let state = self.state(node);
+            if state.held.get(&claim) != held.as_ref() {
+                match held {
+                    Some(held) => state.held.insert(claim.clone(), held),
+                    None => state.held.remove(&claim),
+                };
+                self.mark(node);
+            }
+        }
+        if !nodes.is_empty() {
+            self.claims.insert(claim, nodes);
+        }
+    }
+
+    fn delete(&mut self, holding: Holding, now: Now) {
+        self.apply(Holding { claim: holding.claim, devices: BTreeMap::new() }, now);
+    }
+
+    fn reset(&mut self, holdings: Vec<Holding>, now: Now) {
+        let there: BTreeSet<&str> = holdings.iter().map(|holding| holding.claim.as_str()).collect();
+        let gone = self.claims.keys().filter(|claim| !there.contains(claim.as_str()));
+        let gone: Vec<String> = gone.cloned().collect();
+        let ended = gone.into_iter().map(|claim| Holding { claim, ..Holding::default() });
+        for holding in ended.collect::<Vec<_>>().into_iter().chain(holdings) {
+            self.apply(holding, now);
+        }
     }
 }
 

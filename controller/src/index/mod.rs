@@ -5,8 +5,10 @@ mod classes;
 mod decision;
 mod feed;
 mod nodes;
+mod offering;
 mod shared;
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +22,12 @@ use tokio::time::Instant;
 use crate::diff::Observed;
 use crate::labels::Found;
 use crate::liveness::{Life, Liveness, Now};
+use crate::policy::{Offering, Rules};
 pub use census::{Census, Standing};
 pub use decision::{Decision, Reason, Verdict};
 pub use feed::Feed;
 pub use nodes::NodeView;
+pub use offering::{Report, Wish};
 pub use shared::SharedIndex;
 
 /// How long the watch on leases may show nothing before it is taken to be cut off. Some lease is renewed every few
@@ -42,6 +46,10 @@ pub struct Index {
     /// All DeviceClasses, whoever made them, by name.
     classes: Arc<BTreeMap<String, DeviceClass>>,
     dirty: BTreeSet<String>,
+    /// What the admins say about all nodes.
+    rules: Rules,
+    /// The nodes on which each claim holds something, by the claim's UID.
+    claims: BTreeMap<String, BTreeSet<String>>,
     /// Counts changes, over all nodes: a node that is forgotten and comes back never has an old number.
     revision: u64,
     /// When the watch on leases last showed anything.
@@ -51,12 +59,19 @@ pub struct Index {
 #[derive(Debug, Default)]
 struct NodeState {
     uid: Option<String>,
-    labels: Arc<Found>,
+    /// Its labels that are kerf's or would be, with their owners.
+    found: Arc<Found>,
+    /// All its labels.
+    node_labels: BTreeMap<String, String>,
     gpu_node: Option<Arc<GpuNode>>,
     unregistered_since: Option<Instant>,
     lease: Option<Liveness>,
     slices: BTreeMap<String, Observed>,
     meanwhile: Meanwhile,
+    /// Devices that claims hold, by the claim's UID.
+    held: BTreeMap<String, BTreeSet<String>>,
+    /// What follows from all this for the node's GPUs, once somebody has asked.
+    offering: OnceCell<Offering>,
     revision: u64,
 }
 
@@ -70,16 +85,24 @@ struct Meanwhile {
 }
 
 impl Index {
-    /// An index for one driver name.
-    pub fn new(driver: impl Into<String>) -> Index {
+    /// An index for one driver name. `follow_label`: nodes choose their layout by the label `nvidia.com/mig.config`, where no
+    /// GpuPolicy says otherwise.
+    pub fn new(driver: impl Into<String>, follow_label: bool) -> Index {
         Index {
             driver: driver.into(),
             nodes: BTreeMap::new(),
             classes: Arc::default(),
             dirty: BTreeSet::new(),
+            rules: Rules { follow_label, ..Rules::default() },
+            claims: BTreeMap::new(),
             revision: 0,
             heard: None,
         }
+    }
+
+    /// Counts the changes that matter to anybody.
+    pub(crate) fn revision(&self) -> u64 {
+        self.revision
     }
 
     /// The nodes about which something changed since the last call.
@@ -139,7 +162,11 @@ impl Index {
                 (Decision::Leave(Reason::Unregistered), Some(withdrawn_at.min(fresh_until)))
             };
         }
-        let publish = Decision::Publish { gpu_node: gpu_node.clone(), node_uid: uid.clone() };
+        let publish = Decision::Publish {
+            gpu_node: gpu_node.clone(),
+            node_uid: uid.clone(),
+            offering: self.offering(state).clone(),
+        };
         (publish, Some(fresh_until))
     }
 
@@ -183,14 +210,24 @@ impl Index {
         if let Some(state) = self.nodes.get_mut(node) {
             self.revision += 1;
             state.revision = self.revision;
+            state.offering.take();
         }
         self.dirty.insert(node.to_owned());
         self.forget_empty(node);
     }
 
+    /// Something changed that all nodes depend on.
+    fn mark_all(&mut self) {
+        self.nodes().iter().for_each(|node| self.mark(node));
+    }
+
     fn forget_empty(&mut self, node: &str) {
         let empty = |state: &NodeState| {
-            state.uid.is_none() && state.gpu_node.is_none() && state.lease.is_none() && state.slices.is_empty()
+            state.uid.is_none()
+                && state.gpu_node.is_none()
+                && state.lease.is_none()
+                && state.slices.is_empty()
+                && state.held.is_empty()
         };
         if self.nodes.get(node).is_some_and(empty) {
             self.nodes.remove(node);

@@ -7,6 +7,8 @@ use kube::ResourceExt as _;
 
 use super::Index;
 use crate::labels::Found;
+use crate::liveness::Now;
+use crate::policy::{MigConfigState, Resolution};
 
 /// One node that exists.
 #[derive(Clone, Debug)]
@@ -21,16 +23,15 @@ pub struct NodeView {
     pub gpu_node: Option<Arc<GpuNode>>,
     /// Whether another driver name serves the node: it is somebody else's.
     pub foreign: bool,
+    /// What its GPUs shall offer.
+    pub resolution: Arc<Resolution>,
+    /// The answer to its label `nvidia.com/mig.config`.
+    pub mig_config_state: Option<MigConfigState>,
 }
 
 impl Index {
-    /// Counts the changes that matter to anybody.
-    pub(crate) fn revision(&self) -> u64 {
-        self.revision
-    }
-
-    /// All Nodes there are.
-    pub fn node_views(&self) -> Vec<NodeView> {
+    /// All Nodes there are, as they stand at `now`.
+    pub fn node_views(&self, now: Now) -> Vec<NodeView> {
         let view = |(name, state): (&String, &super::NodeState)| {
             let uid = state.uid.clone()?;
             let of_this_node = |gpu_node: &Arc<GpuNode>| {
@@ -38,7 +39,15 @@ impl Index {
             };
             let foreign = state.gpu_node.as_ref().is_some_and(|gpu_node| !self.serves(gpu_node));
             let gpu_node = state.gpu_node.clone().filter(of_this_node);
-            Some(NodeView { name: name.clone(), uid, labels: state.labels.clone(), gpu_node, foreign })
+            Some(NodeView {
+                name: name.clone(),
+                uid,
+                labels: state.found.clone(),
+                gpu_node,
+                foreign,
+                resolution: self.offering(state).resolution.clone(),
+                mig_config_state: self.mig_config_state(name, now),
+            })
         };
         self.nodes.iter().filter_map(view).collect()
     }

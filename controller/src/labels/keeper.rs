@@ -15,7 +15,9 @@ use tracing::{debug, info, warn};
 use super::{Found, Labels, Offered, apply, wanted};
 use crate::features::{Counters, ServerFeatures};
 use crate::index::{NodeView, SharedIndex};
+use crate::liveness::Now;
 use crate::metrics::{Class, Metrics};
+use crate::policy::{MigConfigState, Resolution};
 use crate::queue::Outcome;
 use crate::upkeep::{PATIENCE, Upkeep};
 
@@ -36,6 +38,8 @@ struct Seen {
     labels: Arc<Found>,
     gpu_node: Option<Arc<GpuNode>>,
     foreign: bool,
+    resolution: Arc<Resolution>,
+    mig_config_state: Option<MigConfigState>,
     counters: bool,
 }
 
@@ -49,6 +53,8 @@ impl Seen {
             && self.uid == view.uid
             && Arc::ptr_eq(&self.labels, &view.labels)
             && self.foreign == view.foreign
+            && Arc::ptr_eq(&self.resolution, &view.resolution)
+            && self.mig_config_state == view.mig_config_state
             && self.counters == counters
     }
 }
@@ -65,7 +71,10 @@ impl Keeper {
             return None;
         }
         let wanted = match &seen.gpu_node {
-            Some(gpu_node) if self.enabled => wanted(gpu_node, &Offered::dynamic(gpu_node, seen.counters), None)?,
+            Some(gpu_node) if self.enabled => {
+                let offered = Offered::of(gpu_node, &seen.resolution, seen.counters);
+                wanted(gpu_node, &offered, seen.mig_config_state.map(MigConfigState::as_str))?
+            }
             _ => Labels::new(),
         };
         apply(&wanted, &seen.labels)
@@ -75,15 +84,15 @@ impl Keeper {
 impl Upkeep for Keeper {
     fn changed(&mut self, features: ServerFeatures) -> Vec<String> {
         self.counters = features.counters != Counters::None;
-        let views = self.index.lock().node_views();
+        let views = self.index.lock().node_views(Now::read());
         let mut changed = Vec::new();
         let mut seen = HashMap::with_capacity(views.len());
         for view in views {
             let known = self.seen.remove(&view.name).filter(|known| known.is(&view, self.counters));
             let now = known.unwrap_or_else(|| {
                 changed.push(view.name.clone());
-                let NodeView { uid, labels, gpu_node, foreign, .. } = view.clone();
-                Seen { uid, labels, gpu_node, foreign, counters: self.counters }
+                let NodeView { uid, labels, gpu_node, foreign, resolution, mig_config_state, .. } = view.clone();
+                Seen { uid, labels, gpu_node, foreign, resolution, mig_config_state, counters: self.counters }
             });
             seen.insert(view.name, now);
         }

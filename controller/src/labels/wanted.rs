@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use kerf_api::{Gpu, GpuNode, GpuNodeStatus, GpuOffer, MigProfile, names};
 
 use crate::classes::{is_profile, kind};
+use crate::policy::{EVERYTHING, Forms, Resolution};
 
 /// Labels by their keys.
 pub type Labels = BTreeMap<String, String>;
@@ -29,12 +30,22 @@ pub struct Offered {
 }
 
 impl Offered {
-    /// What a node offers that no layout binds. `counters`: whether the API server keeps counters, without which no
-    /// partitions are published.
-    pub fn dynamic(gpu_node: &GpuNode, counters: bool) -> Offered {
-        let mut gpus = gpu_node.status.iter().flat_map(|status| &status.gpus);
-        let cut = |gpu: &Gpu| matches!(gpu.offer, GpuOffer::Partitions | GpuOffer::WholeOrPartitions);
-        Offered { partitions: counters && gpus.any(cut), layout: BTreeMap::new() }
+    /// What a node offers under `resolution`. `counters`: whether the API server keeps counters, without which partitions are
+    /// published only where a layout says which.
+    pub fn of(gpu_node: &GpuNode, resolution: &Resolution, counters: bool) -> Offered {
+        let gpus = gpu_node.status.iter().flat_map(|status| &status.gpus);
+        let is_cut = |gpu: &&Gpu| matches!(gpu.offer, GpuOffer::Partitions | GpuOffer::WholeOrPartitions);
+        let mut offered = Offered::default();
+        for gpu in gpus.filter(is_cut) {
+            match resolution.terms.get(&gpu.name).map_or(EVERYTHING, |terms| &terms.forms) {
+                Forms::Dynamic { .. } => offered.partitions |= counters,
+                Forms::Fixed(cuts) => {
+                    cuts.iter().for_each(|cut| *offered.layout.entry(cut.profile.clone()).or_default() += 1);
+                }
+                Forms::Whole | Forms::Nothing => {}
+            }
+        }
+        offered
     }
 }
 

@@ -9,6 +9,8 @@ use k8s_openapi::api::resource::v1::DeviceTaint;
 use kerf_api::{Blocked, Gpu, names};
 use kerf_mig::{Geometry, Offer, Placement};
 
+use super::choice::Standing;
+
 /// The most taints of one device that every server takes: 4 in Kubernetes 1.34, 16 later. One holds it back.
 const MOST_TAINTS: usize = 4;
 
@@ -49,13 +51,15 @@ impl<'a> Blocks<'a> {
     }
 
     /// The taints of `device`, which is `cut` or, without it, the whole GPU: one for each reason, in the order of the
-    /// keys.
+    /// keys. That it is kept for a claim alone is a reason, too.
     ///
     /// They carry no value. An instance's id would say nothing to a scheduler, and write the slice again whenever
     /// another instance is the reason.
-    pub(super) fn taints(&self, device: &str, cut: Option<Offer<'_>>) -> Option<Vec<DeviceTaint>> {
+    pub(super) fn taints(&self, device: &str, cut: Option<Offer<'_>>, standing: Standing) -> Option<Vec<DeviceTaint>> {
         let in_the_way = self.blocks.iter().filter(|block| block.usable != Some(device) && self.excludes(block, cut));
-        let keys: BTreeSet<&str> = in_the_way.map(|block| block.key.as_str()).collect();
+        let not_offered = (standing == Standing::Kept).then(|| names::taint_key(names::NOT_OFFERED)).flatten();
+        let mut keys: BTreeSet<&str> = in_the_way.map(|block| block.key.as_str()).collect();
+        keys.extend(not_offered.as_deref());
         let taint =
             |key: &str| DeviceTaint { effect: EFFECT.to_owned(), key: key.to_owned(), ..DeviceTaint::default() };
         let taints: Vec<DeviceTaint> = keys.into_iter().take(MOST_TAINTS).map(taint).collect();

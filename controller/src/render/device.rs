@@ -8,6 +8,7 @@ use kerf_mig::{Engine, Engines, Geometry, Offer, Placement, Profile};
 
 use super::attributes;
 use super::blocked::Blocks;
+use super::choice::{Choice, Standing};
 use crate::quantity;
 
 /// The most counters of one set.
@@ -21,22 +22,20 @@ const MOST_PLACEMENTS: usize = 127;
 type Counters = BTreeMap<String, Counter>;
 type Capacity = BTreeMap<String, DeviceCapacity>;
 
-/// Which forms of a GPU are published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Forms {
-    pub(super) whole: bool,
-    pub(super) partitions: bool,
-}
-
 /// The geometry that the GPU's driver reported, or what is wrong with it: time and memory that it takes to look at one
 /// grow with it.
-pub(super) fn geometry(gpu: &Gpu) -> Result<Geometry, &'static str> {
+pub(crate) fn geometry(gpu: &Gpu) -> Result<Geometry, &'static str> {
     let profiles = gpu.mig.as_ref().map_or(&[][..], |mig| &mig.profiles);
     let placements = profiles.iter().map(|profile| profile.placements.len()).sum::<usize>();
     if profiles.len() > MOST_PROFILES || placements > MOST_PLACEMENTS {
         return Err("partitions: there are more than 64 profiles, or more than 127 placements of all of them");
     }
     Ok(Geometry::new(profiles.iter().map(profile).collect()))
+}
+
+/// The name of a partition as a device.
+pub(crate) fn cut_name(gpu: &Gpu, cut: Offer<'_>) -> String {
+    format!("{}-mig-{}-{}", gpu.name, cut.profile.label(), cut.placement.start)
 }
 
 fn profile(profile: &MigProfile) -> Profile {
@@ -81,10 +80,10 @@ impl Exclusion {
         &self.set
     }
 
-    /// How many counters all partitions and the whole GPU draw from together.
-    pub(super) fn consumed_by_all(&self, geometry: &Geometry) -> usize {
+    /// How many counters these partitions and the whole GPU draw from together.
+    pub(super) fn consumed_by_all<'a>(&self, cuts: impl IntoIterator<Item = Offer<'a>>) -> usize {
         let of_one = |offer| self.consumed_by(offer).iter().map(|drawn| drawn.counters.len()).sum::<usize>();
-        self.set.counters.len() + geometry.offers().into_iter().map(of_one).sum::<usize>()
+        self.set.counters.len() + cuts.into_iter().map(of_one).sum::<usize>()
     }
 
     fn consumed_by(&self, offer: Offer<'_>) -> Vec<DeviceCounterConsumption> {
@@ -117,40 +116,36 @@ pub(super) fn devices(
     status: &GpuNodeStatus,
     gpu: &Gpu,
     geometry: &Geometry,
-    forms: Forms,
+    choice: &Choice<'_>,
     exclusion: Option<&Exclusion>,
     blocks: &Blocks<'_>,
 ) -> (Vec<Device>, Vec<String>) {
-    let offers = if forms.partitions { geometry.offers() } else { Vec::new() };
     let (shared, left_out) = attributes::shared(status, gpu, Engine::ALL.len() + 1);
-    let mut devices: Vec<Device> = offers
-        .into_iter()
-        .map(|offer| {
-            let name = format!("{}-mig-{}-{}", gpu.name, offer.profile.label(), offer.placement.start);
-            Device {
-                attributes: Some(attributes::partition(gpu, &offer.profile.name, &shared)),
-                capacity: Some(capacity(offer.profile.memory_mib, Some(&offer.profile.engines))),
-                consumes_counters: exclusion.map(|exclusion| exclusion.consumed_by(offer)),
-                taints: blocks.taints(&name, Some(offer)),
-                name,
-                ..Device::default()
-            }
-        })
-        .collect();
-    if forms.whole {
+    let partition = |&(cut, standing): &(Offer<'_>, Standing)| {
+        let name = cut_name(gpu, cut);
+        Device {
+            attributes: Some(attributes::partition(gpu, &cut.profile.name, &shared)),
+            capacity: Some(capacity(cut.profile.memory_mib, Some(&cut.profile.engines))),
+            consumes_counters: exclusion.map(|exclusion| exclusion.consumed_by(cut)),
+            taints: blocks.taints(&name, Some(cut), standing),
+            name,
+            ..Device::default()
+        }
+    };
+    let whole = |standing| {
         // A GPU that is never cut says its memory only: MIG's totals are not its own (an A100 has 108 multiprocessors,
         // 98 in MIG mode).
         let engines = (gpu.offer == kerf_api::GpuOffer::WholeOrPartitions).then(|| geometry.totals());
-        devices.push(Device {
+        Device {
             name: gpu.name.clone(),
             attributes: Some(attributes::whole(gpu, &shared)),
             capacity: Some(capacity(gpu.memory_mib, engines.as_ref())).filter(|capacity| !capacity.is_empty()),
             consumes_counters: exclusion.map(Exclusion::consumed_by_whole),
-            taints: blocks.taints(&gpu.name, None),
+            taints: blocks.taints(&gpu.name, None, standing),
             ..Device::default()
-        });
-    }
-    (devices, left_out)
+        }
+    };
+    (choice.cuts.iter().map(partition).chain(choice.whole.map(whole)).collect(), left_out)
 }
 
 /// Memory, where it is known, and engines, zero included: a selector on a capacity that is absent is an error in CEL.

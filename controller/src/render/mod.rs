@@ -1,10 +1,11 @@
-//! The core: what a node's plugin found, as ResourceSlices. Pure.
+//! The core: what a node's plugin found, as far as it is to be offered, as ResourceSlices. Pure.
 //!
 //! One pool a node. Counter sets in slices of their own, at most eight in each, then one slice a GPU: what happens to
 //! one GPU later changes one slice and keeps the pool's generation.
 
 mod attributes;
 mod blocked;
+mod choice;
 mod device;
 mod name;
 mod remark;
@@ -13,12 +14,15 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::resource::v1::{CounterSet, Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kerf_api::{Gpu, GpuNode, GpuNodeStatus, GpuOffer, MigMode, names};
+use kerf_api::{Gpu, GpuNode, GpuNodeStatus, GpuOffer, names};
 use kube::ResourceExt as _;
 
 use crate::features::{Counters, ServerFeatures};
+use crate::policy::{Forms, Offering};
 use blocked::Blocks;
-use device::{Exclusion, Forms};
+use choice::Choice;
+use device::Exclusion;
+pub(crate) use device::{cut_name, geometry};
 pub(crate) use name::is_dns_label;
 pub use remark::Remark;
 
@@ -43,9 +47,10 @@ const MOST_REMARKS: usize = 32;
 mod rank {
     /// Slices without devices.
     pub(super) const COUNTERS: u8 = 0;
-    /// GPUs that cannot be cut: who asks for any GPU gets one of these first.
-    pub(super) const WHOLE_ONLY: u8 = 1;
-    /// GPUs that can.
+    /// GPUs that are not carved on demand, because they cannot be or because an admin has fixed what they offer: a claim that
+    /// they can serve gets one of these first.
+    pub(super) const FIXED: u8 = 1;
+    /// GPUs that are.
     pub(super) const PARTITIONABLE: u8 = 2;
 }
 
@@ -59,15 +64,22 @@ pub struct Rendering {
     pub remarks: Vec<Remark>,
 }
 
-/// Renders `gpu_node` for `driver`. The slices are owned by the Node with the UID `node_uid` and vanish with it.
+/// Renders what `offering` says of `gpu_node` for `driver`. The slices are owned by the Node with the UID `node_uid` and vanish
+/// with it.
 ///
 /// Nothing in `gpu_node` makes this fail: it is written by a node, and what the API server would refuse is left out with
 /// a remark. A node without any device gets one slice without devices, which says that the driver is there.
-pub fn render(driver: &str, gpu_node: &GpuNode, node_uid: &str, features: ServerFeatures) -> Rendering {
+pub fn render(
+    driver: &str,
+    gpu_node: &GpuNode,
+    node_uid: &str,
+    offering: &Offering,
+    features: ServerFeatures,
+) -> Rendering {
     let nothing = GpuNodeStatus::default();
     let status = gpu_node.status.as_ref().unwrap_or(&nothing);
     let node = gpu_node.name_any();
-    let mut layout = Layout::new(driver, &node, node_uid, features);
+    let mut layout = Layout::new(driver, &node, node_uid, offering, features);
     if status.gpus.len() > MOST_GPUS {
         let more = format!("{} GPUs", status.gpus.len() - MOST_GPUS);
         layout.leave_out(&more, "a node has 128 at most, and those that are reported first are offered");
@@ -83,6 +95,7 @@ struct Layout<'a> {
     driver: &'a str,
     node: &'a str,
     node_uid: &'a str,
+    offering: &'a Offering,
     features: ServerFeatures,
     sets: Vec<CounterSet>,
     slices: Vec<ResourceSlice>,
@@ -95,11 +108,18 @@ struct Layout<'a> {
 }
 
 impl<'a> Layout<'a> {
-    fn new(driver: &'a str, node: &'a str, node_uid: &'a str, features: ServerFeatures) -> Layout<'a> {
+    fn new(
+        driver: &'a str,
+        node: &'a str,
+        node_uid: &'a str,
+        offering: &'a Offering,
+        features: ServerFeatures,
+    ) -> Layout<'a> {
         Layout {
             driver,
             node,
             node_uid,
+            offering,
             features,
             sets: Vec::new(),
             slices: Vec::new(),
@@ -112,7 +132,8 @@ impl<'a> Layout<'a> {
     }
 
     fn add(&mut self, status: &GpuNodeStatus, gpu: &Gpu) {
-        if gpu.offer == GpuOffer::Nothing {
+        let offering = self.offering;
+        if gpu.offer == GpuOffer::Nothing && offering.held_of(&gpu.name).next().is_none() {
             return;
         }
         if !is_dns_label(&gpu.name) {
@@ -127,30 +148,29 @@ impl<'a> Layout<'a> {
             self.leave_out(&gpu.name, "the name is used twice on this node");
             return;
         }
-        let geometry = device::geometry(gpu).unwrap_or_else(|problem| {
+        let geometry = geometry(gpu).unwrap_or_else(|problem| {
             self.leave_out(&gpu.name, problem);
             kerf_mig::Geometry::default()
         });
         let (blocks, doubts) = Blocks::of(gpu, &geometry);
         self.remarks.extend(doubts.into_iter().map(|why| Remark::Doubtful { gpu: gpu.name.clone(), why }));
-        let cut = gpu.offer != GpuOffer::Whole && geometry.memory_slices() > 0;
-        let exclusion = if cut { self.exclusion(gpu, &geometry) } else { None };
-        let forms = forms(gpu, cut, exclusion.is_some());
-        let (mut devices, left_out) = device::devices(status, gpu, &geometry, forms, exclusion.as_ref(), &blocks);
+        let choice = Choice::of(gpu, &geometry, offering);
+        let cut = !choice.cuts.is_empty() || gpu.offer != GpuOffer::Whole && geometry.memory_slices() > 0;
+        let exclusion = if cut { self.exclusion(gpu, &geometry, &choice) } else { None };
+        let choice = if exclusion.is_some() { choice } else { choice.without_counters(gpu, &geometry, offering) };
+        let (mut devices, left_out) = device::devices(status, gpu, &geometry, &choice, exclusion.as_ref(), &blocks);
         for problem in left_out {
             self.leave_out(&gpu.name, &problem);
         }
         devices.retain(|device| self.admit(device));
-        // Of such a device that is allocated the scheduler forgets the counters, and may give out what overlaps it: that is
-        // blocked as well, or refused by the plugin.
-        if !self.features.taints && devices.iter().any(|device| device.taints.is_some()) {
-            devices.retain(|device| device.taints.is_none());
-            self.without_taints.push(gpu.name.clone());
+        if !self.features.taints {
+            self.do_without_taints(gpu, &mut devices);
         }
         if devices.is_empty() {
             return;
         }
-        let rank = if gpu.offer == GpuOffer::Whole { rank::WHOLE_ONLY } else { rank::PARTITIONABLE };
+        let fixed = gpu.offer == GpuOffer::Whole || matches!(offering.forms(&gpu.name), Forms::Fixed(_) | Forms::Whole);
+        let rank = if fixed { rank::FIXED } else { rank::PARTITIONABLE };
         let combined = exclusion.as_ref().filter(|_| self.features.counters == Counters::Combined);
         let combined = combined.map(|exclusion| vec![exclusion.set().clone()]);
         let chunks = if combined.is_some() { devices.len() } else { MOST_DEVICES };
@@ -164,23 +184,36 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// The counters that keep the forms of one GPU apart; `None`, with a remark, where there can be none.
-    fn exclusion(&mut self, gpu: &Gpu, geometry: &kerf_mig::Geometry) -> Option<Exclusion> {
+    /// Leaves out what a taint would hold back, but for what is held: of an allocated device that is not there the scheduler
+    /// forgets the counters, and may give out what overlaps it. Nobody else gets what is held anyway, as long as it is.
+    fn do_without_taints(&mut self, gpu: &Gpu, devices: &mut Vec<Device>) {
+        let before = devices.len();
+        devices.retain(|device| device.taints.is_none() || self.offering.held.contains(&device.name));
+        if devices.len() != before {
+            self.without_taints.push(gpu.name.clone());
+        }
+        devices.iter_mut().for_each(|device| device.taints = None);
+    }
+
+    /// The counters that keep the forms of one GPU apart; `None` where there can be none, with a remark where that costs
+    /// something.
+    fn exclusion(&mut self, gpu: &Gpu, geometry: &kerf_mig::Geometry, choice: &Choice<'_>) -> Option<Exclusion> {
+        let needed = choice.needs_counters(gpu, self.offering);
         if self.features.counters == Counters::None {
-            self.without_counters.push(gpu.name.clone());
+            self.without_counters.extend(needed.then(|| gpu.name.clone()));
             return None;
         }
-        let Some(exclusion) = Exclusion::new(&gpu.name, geometry) else {
-            self.leave_out(&gpu.name, "partitions: they need more than the 32 counters that one set can hold");
-            return None;
+        let problem = match Exclusion::new(&gpu.name, geometry) {
+            None => "partitions: they need more than the 32 counters that one set can hold",
+            Some(exclusion) if self.features.counters == Counters::Combined && !fits_one_slice(&exclusion, choice) => {
+                "partitions: they are too many for the one slice that Kubernetes 1.34 allows"
+            }
+            Some(exclusion) => return Some(exclusion),
         };
-        let fits_one_slice =
-            || geometry.offers().len() < MOST_DEVICES && exclusion.consumed_by_all(geometry) <= MOST_CONSUMED;
-        if self.features.counters == Counters::Combined && !fits_one_slice() {
-            self.leave_out(&gpu.name, "partitions: they are too many for the one slice that Kubernetes 1.34 allows");
-            return None;
+        if needed {
+            self.leave_out(&gpu.name, problem);
         }
-        Some(exclusion)
+        None
     }
 
     fn admit(&mut self, device: &Device) -> bool {
@@ -259,21 +292,8 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Which forms of a GPU may be published: never two that overlap without counters between them.
-///
-/// `cut`: it has partitions to offer. `counted`: there are counters for them.
-fn forms(gpu: &Gpu, cut: bool, counted: bool) -> Forms {
-    let whole = match gpu.offer {
-        GpuOffer::Whole => true,
-        // A GPU that is cut now, by whomever, is not whole.
-        GpuOffer::WholeOrPartitions => {
-            counted
-                || gpu
-                    .mig
-                    .as_ref()
-                    .is_none_or(|mig| mig.instances.is_empty() && (mig.switchable || mig.current == MigMode::Disabled))
-        }
-        GpuOffer::Partitions | GpuOffer::Nothing => false,
-    };
-    Forms { whole, partitions: cut && counted }
+/// Whether Kubernetes 1.34, which wants them in the slice of their counters, takes these devices.
+fn fits_one_slice(exclusion: &Exclusion, choice: &Choice<'_>) -> bool {
+    let cuts = choice.cuts.iter().map(|(cut, _)| *cut);
+    choice.cuts.len() < MOST_DEVICES && exclusion.consumed_by_all(cuts) <= MOST_CONSUMED
 }

@@ -1,7 +1,8 @@
 //! What kerf refuses of an object. Pure.
 
-use kerf_api::opaque;
 use kerf_api::problem::{Problem, element, field};
+use kerf_api::{GpuPolicySpec, names, opaque};
+use serde::Deserialize as _;
 use serde_json::Value;
 
 /// The kinds of objects that are checked.
@@ -13,11 +14,14 @@ pub enum Checked {
     ResourceClaimTemplate,
     /// A class, whose configurations every claim of it gets.
     DeviceClass,
+    /// What GPUs offer. The API server has checked the types of its fields by the CRD.
+    GpuPolicy,
 }
 
 impl Checked {
     /// All of them.
-    pub const ALL: [Checked; 3] = [Checked::ResourceClaim, Checked::ResourceClaimTemplate, Checked::DeviceClass];
+    pub const ALL: [Checked; 4] =
+        [Checked::ResourceClaim, Checked::ResourceClaimTemplate, Checked::DeviceClass, Checked::GpuPolicy];
 
     /// The kind of this name in an API group, if it is checked.
     pub fn of(group: &str, kind: &str) -> Option<Checked> {
@@ -30,6 +34,7 @@ impl Checked {
             Checked::ResourceClaim => "ResourceClaim",
             Checked::ResourceClaimTemplate => "ResourceClaimTemplate",
             Checked::DeviceClass => "DeviceClass",
+            Checked::GpuPolicy => "GpuPolicy",
         }
     }
 
@@ -37,6 +42,7 @@ impl Checked {
     pub fn group(self) -> &'static str {
         match self {
             Checked::ResourceClaim | Checked::ResourceClaimTemplate | Checked::DeviceClass => "resource.k8s.io",
+            Checked::GpuPolicy => names::GROUP,
         }
     }
 }
@@ -47,6 +53,10 @@ pub fn check(kind: Checked, object: &Value, driver: &str) -> Vec<Problem> {
         Checked::ResourceClaim => configurations(object, &["spec", "devices"], driver),
         Checked::ResourceClaimTemplate => configurations(object, &["spec", "spec", "devices"], driver),
         Checked::DeviceClass => configurations(object, &["spec"], driver),
+        Checked::GpuPolicy => match GpuPolicySpec::deserialize(&object["spec"]) {
+            Ok(spec) => spec.problems(),
+            Err(error) => vec![Problem::new("spec", error.to_string())],
+        },
     }
 }
 
@@ -66,7 +76,6 @@ fn configurations(object: &Value, below: &[&str], driver: &str) -> Vec<Problem> 
 
 #[cfg(test)]
 mod tests {
-    use kerf_api::names;
     use serde_json::json;
 
     use super::*;
@@ -97,10 +106,22 @@ mod tests {
     #[test]
     fn what_has_no_configurations_is_fine() {
         for object in [json!(null), json!({}), json!({"spec": {}}), json!({"spec": {"devices": {"config": null}}})] {
-            for kind in Checked::ALL {
+            for kind in [Checked::ResourceClaim, Checked::ResourceClaimTemplate, Checked::DeviceClass] {
                 assert_eq!(lines(kind, &object), [""; 0], "{object}");
             }
         }
+    }
+
+    #[test]
+    fn a_policy_is_checked_as_a_whole() {
+        let wrong = json!({"spec": {"offer": "Layout", "profiles": [], "layout": {"name": "a", "migDevices": {"1g.10gb": 1}}}});
+        let lines = lines(Checked::GpuPolicy, &wrong);
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert_eq!(lines[2], "spec.layout: it has both a name and migDevices; give one of the two");
+        let fine = json!({"spec": {"offer": "WholeOnly"}});
+        assert_eq!(check(Checked::GpuPolicy, &fine, names::DRIVER_NAME), []);
+        let unread = check(Checked::GpuPolicy, &json!({"spec": {"offer": "Half"}}), names::DRIVER_NAME);
+        assert!(unread.len() == 1 && unread[0].path == "spec", "{unread:?}");
     }
 
     #[test]

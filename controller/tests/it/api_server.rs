@@ -41,6 +41,8 @@ pub(crate) struct State {
     pub(crate) dry_runs: usize,
     /// Messages of Events.
     pub(crate) events: Vec<String>,
+    /// What was applied to kerf's own resources, in order: the path below them, and what was sent.
+    pub(crate) patches: Vec<(String, Value)>,
     pub(crate) resource_version: u64,
 }
 
@@ -60,6 +62,7 @@ impl ApiServer {
             writes: Vec::new(),
             dry_runs: 0,
             events: Vec::new(),
+            patches: Vec::new(),
             resource_version: 100,
         })))
     }
@@ -149,6 +152,12 @@ impl State {
                 );
                 self.writes.push(format!("label {name}"));
                 self.label(name, &body["metadata"])
+            }
+            (&Method::PATCH, ["apis", "kerf.dev", "v1alpha1", path @ ..]) => {
+                let query = uri.query().unwrap_or_default();
+                assert!(query.contains("fieldManager=kerf-controller") && query.contains("force=true"), "{query}");
+                self.patches.push((path.join("/"), body.clone()));
+                (200, complete(body))
             }
             _ => panic!("the controller does not {method} {uri}"),
         }
@@ -309,6 +318,16 @@ pub(crate) fn add_taint_times(slice: &mut ResourceSlice, second: i64) {
     for taint in taints {
         taint.time_added.get_or_insert(Time(Timestamp::from_second(second).unwrap()));
     }
+}
+
+/// An object as the API server gives it back: whole, whatever part of it was applied.
+fn complete(mut object: Value) -> Value {
+    if object["kind"] == "GpuPolicy" {
+        object["spec"] = json!({ "offer": "Nothing" });
+    } else if object["spec"].is_null() {
+        object["spec"] = json!({});
+    }
+    object
 }
 
 fn failure(code: u16, message: &str) -> Answer {

@@ -29,7 +29,7 @@ impl World {
     fn new(generate: bool, extended_resources: bool) -> World {
         let server = ApiServer::new(Counters::Separate);
         server.state().extended_resources = extended_resources;
-        let index = SharedIndex::new(Index::new(DRIVER));
+        let index = SharedIndex::new(Index::new(DRIVER, true));
         let features =
             watch::Sender::new(Some(ServerFeatures { counters: Counters::Separate, taints: true, extended_resources }));
         let leading = watch::Sender::new(true);

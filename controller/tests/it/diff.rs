@@ -7,6 +7,7 @@ use kerf_api::{Gpu, names};
 use kerf_controller::diff::{Delete, Observed, Plan, Write, diff, withdraw};
 use kerf_controller::features::{Counters, ServerFeatures};
 use kerf_controller::meaning::Meaning;
+use kerf_controller::policy::Offering;
 use kerf_controller::render::render;
 use proptest::prelude::*;
 use proptest::sample::subsequence;
@@ -110,7 +111,7 @@ struct Wish {
 impl Wish {
     fn slices(&self) -> Vec<ResourceSlice> {
         let features = ServerFeatures { counters: self.counters, taints: true, extended_resources: true };
-        render(DRIVER, &node("n", self.gpus.clone()), self.uid, features).slices
+        render(DRIVER, &node("n", self.gpus.clone()), self.uid, &Offering::default(), features).slices
     }
 }
 

@@ -8,8 +8,12 @@ use kerf_api::{
     Attribute, Blocked, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuOffer, MigPlacement,
     MigProfile, MigStatus, names,
 };
+use kerf_controller::held::Holding;
+use kerf_controller::policy::{LayoutFile, Policy};
+use kerf_mig::parted::Layouts;
 use kerf_mig::product::{ModeSwitch, Product};
-use kube::core::PartialObjectMeta;
+use kube::core::{DynamicObject, PartialObjectMeta};
+use serde_json::{Value, json};
 
 pub(crate) const DRIVER: &str = "gpu.nvidia.com";
 pub(crate) const NODE_UID: &str = "00000000-0000-0000-0000-0000000000aa";
@@ -106,6 +110,60 @@ pub(crate) fn registered(mut node: GpuNode, registered: bool) -> GpuNode {
 pub(crate) fn core_node(name: &str, uid: &str) -> PartialObjectMeta<Node> {
     let metadata = ObjectMeta { name: Some(name.into()), uid: Some(uid.into()), ..ObjectMeta::default() };
     PartialObjectMeta { types: None, metadata, _phantom: std::marker::PhantomData }
+}
+
+/// The same with labels.
+pub(crate) fn labelled_node(name: &str, uid: &str, labels: &[(&str, &str)]) -> PartialObjectMeta<Node> {
+    let mut node = core_node(name, uid);
+    node.metadata.labels = Some(labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect());
+    node
+}
+
+/// A GpuPolicy, as the watch shows it. Later ones are younger.
+pub(crate) fn policy(name: &str, spec: Value) -> Policy {
+    let mut object = json!({
+        "apiVersion": "kerf.dev/v1alpha1", "kind": "GpuPolicy",
+        "metadata": {"name": name, "uid": format!("uid-of-{name}"), "generation": 3, "creationTimestamp": "2026-01-01T00:00:00Z"},
+    });
+    object["spec"] = spec;
+    Policy::from(serde_json::from_value::<DynamicObject>(object).unwrap())
+}
+
+/// The layout file of the article, with a layout for some models only.
+pub(crate) fn layouts() -> LayoutFile {
+    let text = "
+version: v1
+mig-configs:
+  all-1g.10gb:
+    - devices: all
+      mig-enabled: true
+      mig-devices:
+        \"1g.10gb\": 7
+  mixed:
+    - devices: [0]
+      mig-enabled: true
+      mig-devices:
+        \"3g.40gb\": 2
+    - devices: [1]
+      mig-enabled: true
+      mig-devices:
+        \"1g.10gb\": 7
+    - devices: [2, 3]
+      mig-enabled: false
+  only-h100:
+    - device-filter: \"0x233010DE\"
+      devices: all
+      mig-enabled: true
+      mig-devices: {\"1g.10gb+me\": 1, \"2g.20gb\": 1}
+";
+    LayoutFile::Read(Layouts::parse(text).unwrap())
+}
+
+/// A claim that holds these devices of node `n`.
+pub(crate) fn holding(claim: &str, devices: &[&str]) -> Holding {
+    let names = devices.iter().map(|device| (*device).to_owned()).collect();
+    let devices = if devices.is_empty() { [].into() } else { [("n".to_owned(), names)].into() };
+    Holding { claim: claim.to_owned(), devices }
 }
 
 /// The lease of a plugin; an empty `holder` is a released one.

@@ -7,6 +7,7 @@ use k8s_openapi::api::resource::v1::{Counter, Device, ResourceSlice};
 use kerf_api::quantity::Amount;
 use kerf_api::{Blocked, Gpu, GpuInstanceStatus, GpuNode, GpuOffer, MigMode, MigPlacement, Withheld, names};
 use kerf_controller::features::{Counters, ServerFeatures};
+use kerf_controller::policy::Offering;
 use kerf_controller::render::{Remark, Rendering, render};
 use kerf_mig::Placement;
 
@@ -19,13 +20,18 @@ fn rendered(node: &GpuNode, counters: Counters) -> Rendering {
 }
 
 fn rendered_for(node: &GpuNode, features: ServerFeatures) -> Rendering {
-    let rendering = render(DRIVER, node, NODE_UID, features);
-    check(&rendering.slices);
+    offered(node, &Offering::default(), features)
+}
+
+/// What is published where somebody says what shall be.
+pub(crate) fn offered(node: &GpuNode, offering: &Offering, features: ServerFeatures) -> Rendering {
+    let rendering = render(DRIVER, node, NODE_UID, offering, features);
+    check(node, &rendering.slices);
     rendering
 }
 
 /// The API's rules, and the one that matters most.
-fn check(slices: &[ResourceSlice]) {
+fn check(node: &GpuNode, slices: &[ResourceSlice]) {
     let (mut devices, mut names, mut sets) = (BTreeSet::new(), Vec::new(), BTreeSet::new());
     assert!(!slices.is_empty(), "a pool without devices is one slice");
     for slice in slices {
@@ -54,14 +60,31 @@ fn check(slices: &[ResourceSlice]) {
     assert!(names.windows(2).all(|pair| pair[0] < pair[1]), "written and searched in the same order: {names:?}");
     let all: Vec<&Device> = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).collect();
     for device in &all {
-        // A device and its GPU, or two partitions of one GPU, never stand beside each other without counters.
+        // A device and its GPU, or two partitions on the same memory, never stand beside each other without counters.
         let gpu = device.name.split("-mig-").next().unwrap();
-        let others = all.iter().filter(|other| other.name.starts_with(gpu)).count();
-        assert!(others == 1 || device.consumes_counters.is_some(), "{} overlaps and excludes nothing", device.name);
+        let beside =
+            all.iter().filter(|other| other.name.split("-mig-").next() == Some(gpu) && other.name != device.name);
+        let overlaps = beside.filter(|other| place(node, gpu, device).overlaps(place(node, gpu, other)));
+        let apart = overlaps.count() == 0;
+        assert!(apart || device.consumes_counters.is_some(), "{} overlaps and excludes nothing", device.name);
         for consumption in device.consumes_counters.iter().flatten() {
             assert!(sets.contains(&consumption.counter_set), "{} draws from an unknown set", device.name);
         }
     }
+}
+
+/// The memory slices of a device.
+fn place(node: &GpuNode, gpu: &str, device: &Device) -> Placement {
+    let attributes = device.attributes.as_ref().unwrap();
+    if attributes["type"].string.as_deref() == Some(names::TYPE_GPU) {
+        return Placement { start: 0, size: u32::MAX };
+    }
+    let name = attributes["profile"].string.clone().unwrap();
+    let gpu = node.status.as_ref().unwrap().gpus.iter().find(|known| known.name == gpu).unwrap();
+    let profile = gpu.mig.as_ref().unwrap().profiles.iter().find(|known| known.name == name).unwrap();
+    let start: u32 = device.name.rsplit('-').next().unwrap().parse().unwrap();
+    let place = profile.placements.iter().find(|place| place.start == start).unwrap();
+    Placement { start, size: place.size }
 }
 
 /// A label's key in kerf's domain.
@@ -74,7 +97,7 @@ fn is_taint_key(key: &str) -> bool {
 }
 
 /// One line a device.
-fn summary(rendering: &Rendering) -> String {
+pub(crate) fn summary(rendering: &Rendering) -> String {
     let mut text = String::new();
     for remark in &rendering.remarks {
         writeln!(text, "remark {}: {remark}", remark.reason()).unwrap();
@@ -108,12 +131,12 @@ fn counters<'a>(counters: impl IntoIterator<Item = (&'a String, &'a Counter)>) -
     counters.collect::<Vec<_>>().join(" ")
 }
 
-fn devices(slices: &[ResourceSlice]) -> Vec<&Device> {
+pub(crate) fn devices(slices: &[ResourceSlice]) -> Vec<&Device> {
     slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).collect()
 }
 
 /// MIG on, and only a reset switches it off.
-fn partitions_only(product: &str, bus: u8) -> Gpu {
+pub(crate) fn partitions_only(product: &str, bus: u8) -> Gpu {
     let mut gpu = gpu(product, bus);
     gpu.offer = GpuOffer::Partitions;
     let mig = gpu.mig.as_mut().unwrap();

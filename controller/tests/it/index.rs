@@ -8,6 +8,7 @@ use kerf_controller::diff::Observed;
 use kerf_controller::features::{Counters, ServerFeatures};
 use kerf_controller::index::{Census, Decision, Feed, Index, Reason, Standing};
 use kerf_controller::liveness::Now;
+use kerf_controller::policy::Offering;
 use kerf_controller::render::render;
 use tokio::time::Instant;
 
@@ -24,7 +25,7 @@ impl World {
     /// The watches have listed what is there: nothing.
     fn new() -> World {
         let mut world = World {
-            index: Index::new(DRIVER),
+            index: Index::new(DRIVER, true),
             start: Now { instant: Instant::now(), wall: Timestamp::from_second(1_800_000_000).unwrap() },
             seconds: 0,
         };
@@ -293,7 +294,9 @@ fn only_changes_make_work() {
 
 fn slices() -> Vec<Observed> {
     let features = ServerFeatures { counters: Counters::Separate, taints: true, extended_resources: true };
-    let rendered = render(DRIVER, &node("n", vec![gpu("h100-80gb", 1), gpu("l40s", 2)]), NODE_UID, features).slices;
+    let rendered =
+        render(DRIVER, &node("n", vec![gpu("h100-80gb", 1), gpu("l40s", 2)]), NODE_UID, &Offering::default(), features)
+            .slices;
     let numbered = rendered.into_iter().enumerate().map(|(number, mut slice)| {
         slice.metadata.uid = Some(format!("uid-{number}"));
         slice.metadata.resource_version = Some("10".into());

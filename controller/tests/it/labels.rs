@@ -11,6 +11,7 @@ use kerf_controller::index::{Feed, Index, SharedIndex};
 use kerf_controller::labels::{Keeper, Labels, Offered, wanted};
 use kerf_controller::liveness::Now;
 use kerf_controller::metrics::Metrics;
+use kerf_controller::policy::Resolution;
 use kerf_controller::upkeep::Wakes;
 use kube::core::PartialObjectMeta;
 use serde_json::json;
@@ -43,7 +44,7 @@ fn two_h100() -> GpuNode {
 #[test]
 fn the_documented_labels_are_those_written() {
     let node = two_h100();
-    assert_eq!(wanted(&node, &Offered::dynamic(&node, true), None).unwrap(), documented("node"));
+    assert_eq!(wanted(&node, &Offered::of(&node, &Resolution::default(), true), None).unwrap(), documented("node"));
     let layout = Offered { partitions: true, layout: BTreeMap::from([("3g.40gb".to_owned(), 4)]) };
     let all = wanted(&node, &layout, Some("success")).unwrap();
     let more: Labels = all.into_iter().filter(|(key, _)| !documented("node").contains_key(key)).collect();
@@ -111,7 +112,7 @@ struct World {
 impl World {
     fn new(enabled: bool) -> World {
         let server = ApiServer::new(Counters::Separate);
-        let index = SharedIndex::new(Index::new(DRIVER));
+        let index = SharedIndex::new(Index::new(DRIVER, true));
         let features = ServerFeatures { counters: Counters::Separate, taints: true, extended_resources: true };
         let told = (watch::Sender::new(Some(features)), watch::Sender::new(true));
         let wakes = Wakes { index: index.clone(), features: told.0.subscribe(), leading: told.1.subscribe() };

@@ -11,8 +11,11 @@ mod index;
 mod labels;
 mod leader;
 mod observe;
+mod offering;
+mod policy;
 mod probe;
 mod remove;
+mod steward;
 #[path = "../../../crates/telemetry/testing.rs"]
 mod testing;
 mod webhook;

@@ -73,14 +73,15 @@ fn it_tells_what_it_waits_for() {
     let controller = Controller::start("127.0.0.1:0");
     let address: SocketAddr = controller.until("address in the log", http_address);
     assert_eq!(get(address, "/healthz"), (200, "ok\n".into()));
-    let waiting = "waiting for: API server features, DeviceClasses, GpuNodes, Leases, Nodes, ResourceSlices\n";
+    let waiting = "waiting for: API server features, DeviceClasses, GpuNodes, GpuPolicies, Leases, Nodes, ResourceClaims, \
+                   ResourceSlices, the layouts' ConfigMap\n";
     assert_eq!(get(address, "/readyz"), (503, waiting.into()));
     let unavailable = |metrics: &str| {
         let count = metrics.lines().find_map(|line| line.strip_prefix("kerf_errors_total{class=\"unavailable\"} "));
         count.unwrap().parse::<u64>().unwrap()
     };
-    // Five watches and the probe.
-    controller.until("errors", |_| (unavailable(&get(address, "/metrics").1) >= 5).then_some(()));
+    // Eight watches and the probe.
+    controller.until("errors", |_| (unavailable(&get(address, "/metrics").1) >= 9).then_some(()));
     let metrics = get(address, "/metrics").1;
     for line in ["kerf_leader 0", "kerf_slices 0", "kerf_nodes{state=\"live\"} 0"] {
         assert!(metrics.contains(&format!("\n{line}\n")), "{line}: {metrics}");
@@ -106,6 +107,6 @@ fn an_address_that_is_taken_ends_the_program() {
 
 #[test]
 fn every_metric_is_on_its_page() {
-    let seen = Seen { index: SharedIndex::new(Index::new(DRIVER)), leading: watch::channel(false).1 };
+    let seen = Seen { index: SharedIndex::new(Index::new(DRIVER, true)), leading: watch::channel(false).1 };
     compare_with_page("controller", &Metrics::default().registry(&seen));
 }

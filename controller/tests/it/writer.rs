@@ -37,7 +37,7 @@ impl World {
     }
 
     fn on(server: ApiServer, believed: Counters, leads: bool) -> World {
-        let index = SharedIndex::new(Index::new(DRIVER));
+        let index = SharedIndex::new(Index::new(DRIVER, true));
         let features =
             watch::Sender::new(Some(ServerFeatures { counters: believed, taints: true, extended_resources: true }));
         let leading = watch::Sender::new(leads);

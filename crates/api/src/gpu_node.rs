@@ -96,6 +96,9 @@ pub struct Gpu {
     pub withheld: Option<Withheld>,
     /// PCI address in the kernel's form, `0000:3b:00.0`.
     pub pci_bus_id: String,
+    /// The model as mig-parted's device filters name it: PCI device id before vendor id, `0x233010de`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<String>,
     /// NVML UUID, `GPU-...`.
     pub uuid: String,
     /// NVML minor number: the N of `/dev/nvidiaN`.

@@ -74,6 +74,21 @@ pub const FOREIGN_INSTANCE: &str = "ForeignInstance";
 /// because a process still works in it.
 pub const CONDEMNED: &str = "Condemned";
 
+/// Reason of the taint on a device that a claim holds and that is offered no more: kept until the claim ends.
+pub const NOT_OFFERED: &str = "NotOffered";
+
+/// Node label by which NVIDIA's mig-manager is told which layout the node shall have; kerf reads it, too.
+pub const LABEL_MIG_CONFIG: &str = "nvidia.com/mig.config";
+
+/// Node label in which mig-manager, and kerf, answers [`LABEL_MIG_CONFIG`]: `pending`, `success` or `failed`.
+pub const LABEL_MIG_CONFIG_STATE: &str = "nvidia.com/mig.config.state";
+
+/// Name of the ConfigMap with the cluster's layouts, in kerf's namespace, unless told otherwise.
+pub const LAYOUTS: &str = "kerf-layouts";
+
+/// Key of that ConfigMap, as of mig-manager's.
+pub const LAYOUTS_KEY: &str = "config.yaml";
+
 /// The key of the taint for a reason that gives no [key](taint_key) of its own.
 pub const TAINT_BLOCKED: &str = "kerf.dev/blocked";
 

@@ -37,6 +37,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- printf "system:serviceaccount:%s:%s-%s" $root.Release.Namespace (include "kerf.fullname" $root) (index . 1) -}}
 {{- end -}}
 
+{{/* The ConfigMap with the layouts, as namespace/name. */}}
+{{- define "kerf.layouts" -}}
+{{- default (printf "%s/kerf-layouts" .Release.Namespace) .Values.layouts.configMap -}}
+{{- end -}}
+
 {{/* Reference of an image. Takes the root and the image's values. */}}
 {{- define "kerf.image" -}}
 {{- $root := index . 0 -}}

@@ -102,6 +102,9 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["controller.image.repository=ghcr.io/x/y:1.0"], &["controller.image.repository", "has a tag"]),
     (&["controller.image.repository=Some Image"], &["controller.image.repository", "no name of an image"]),
     (&["kubeletPlugin.image.digest=sha256:12"], &["kubeletPlugin.image.digest", "64 hexadecimal digits"]),
+    (&["layouts.configMap=nvidia-mig-config"], &["layouts.configMap", "not of the form namespace/name"]),
+    (&["layouts.configMap=gpu-operator/a/b"], &["layouts.configMap", "not of the form namespace/name"]),
+    (&["layouts.nodeLabel=sometimes"], &["layouts/nodeLabel", "want boolean"]),
     (&["kubeletPlugin.maxSurge=many"], &["kubeletPlugin.maxSurge", "many", "percentage such as 10%"]),
     (&["kubeletPlugin.maxSurge=0"], &["kubeletPlugin/maxSurge", "minimum"]),
     (
@@ -204,6 +207,21 @@ fn every_object_is_where_its_release_is() {
     }
 }
 
+/// The one ConfigMap that the controller is told of is the one that it may read.
+#[test]
+fn the_layouts_may_be_anywhere() {
+    let elsewhere = ["--set", "layouts.configMap=gpu-operator/nvidia-mig-config"];
+    let objects = render("kerf", NAMESPACE, &elsewhere).unwrap();
+    let role =
+        objects.iter().find(|object| identity(object).2 == "kerf-controller-layouts" && object["kind"] == "Role");
+    let role = role.unwrap();
+    assert_eq!(role["metadata"]["namespace"], "gpu-operator");
+    assert_eq!(role["rules"][0]["resourceNames"], serde_json::json!(["nvidia-mig-config"]));
+    let deployment = objects.iter().find(|object| object["kind"] == "Deployment").unwrap();
+    let arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
+    assert!(arguments.contains(&"--layouts-config-map=gpu-operator/nvidia-mig-config".into()), "{arguments:?}");
+}
+
 /// Two releases, each in a namespace of its own, have no object in common. In one namespace they would: their leases have
 /// fixed names, and Helm shall refuse the second.
 #[test]
@@ -295,18 +313,23 @@ fn whole_gpus_are_an_extended_resource() {
     assert_eq!(resource(&["--set", "deviceClasses.gpuResource="]), [Value::Null, Value::Null]);
 }
 
-/// Removing a release removes no GpuNode, and upgrading it upgrades the CRD: the one that the types describe.
+/// Removing a release removes no GpuNode and no GpuPolicy, and upgrading it upgrades the CRDs: those that the types describe.
 #[test]
-fn the_crd_is_upgraded_and_never_removed() {
+fn the_crds_are_upgraded_and_never_removed() {
     let objects = render("kerf", NAMESPACE, &[]).unwrap();
-    let mut crd = objects.into_iter().find(|object| object["kind"] == "CustomResourceDefinition").unwrap();
-    assert_eq!(crd["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
-    let source = deploy().join("chart/files/crds/kerf.dev_gpunodes.yaml");
-    let source: Value = serde_saphyr::from_str(&std::fs::read_to_string(source).unwrap()).unwrap();
-    crd["metadata"] = source["metadata"].clone();
-    // Helm writes 0.0 as 0.
-    let plain = |value: &Value| serde_json::to_string(value).unwrap().replace(":0.0", ":0");
-    assert_eq!(plain(&crd), plain(&source));
+    let crds: Vec<Value> = objects.into_iter().filter(|object| object["kind"] == "CustomResourceDefinition").collect();
+    let names: Vec<&str> = crds.iter().filter_map(|crd| crd["spec"]["names"]["plural"].as_str()).collect();
+    assert_eq!(names, ["gpunodes", "gpupolicies"]);
+    for mut crd in crds.clone() {
+        assert_eq!(crd["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+        let file = format!("chart/files/crds/kerf.dev_{}.yaml", crd["spec"]["names"]["plural"].as_str().unwrap());
+        let source = std::fs::read_to_string(deploy().join(file)).unwrap();
+        let source: Value = serde_saphyr::from_str(&source).unwrap();
+        crd["metadata"] = source["metadata"].clone();
+        // Helm writes 0.0 as 0.
+        let plain = |value: &Value| serde_json::to_string(value).unwrap().replace(":0.0", ":0");
+        assert_eq!(plain(&crd), plain(&source));
+    }
 }
 
 /// `deploy/install.yaml` is generated: `make install-yaml` writes it, a plain run compares.

@@ -3,3 +3,4 @@
 mod chart;
 mod flags;
 mod rights;
+mod samples;

@@ -16,6 +16,7 @@ mod labels;
 mod life;
 mod nodes;
 mod peer;
+mod policy;
 mod quota;
 mod restarts;
 mod rights;

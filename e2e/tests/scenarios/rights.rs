@@ -10,10 +10,10 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingWebhookConfiguration};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Event, Node, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod, Secret, ServiceAccount};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kerf_api::GpuNode;
+use kerf_api::{GpuNode, GpuPolicy};
 use kerf_e2e::{Account, Cluster, eventually, render};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -71,7 +71,7 @@ async fn apply(cluster: &Cluster, admin: &Client) -> Result<()> {
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
     ];
-    crd(cluster, admin).await?;
+    crds(cluster, admin).await?;
     let mut objects = render(RELEASE, NAMESPACE, &[])?;
     objects.retain(|object| object["kind"].as_str().is_some_and(|kind| KINDS.contains(&kind)));
     objects.insert(0, json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}));
@@ -88,20 +88,22 @@ async fn apply(cluster: &Cluster, admin: &Client) -> Result<()> {
     for name in [format!("kubelet-plugin-{OTHER}"), "kerf-controller".to_owned()] {
         present(&leases, lease(&name)).await?;
     }
+    present(&Api::<GpuPolicy>::all(admin.clone()), policy()).await?;
     present(&Api::<ResourceClaim>::namespaced(admin.clone(), NAMESPACE), claim()).await?;
     present(&Api::<ResourceSlice>::all(admin.clone()), slice("other.example.com")).await
 }
 
-/// Sees to the CRD. Where there is none it is made as the release of kerf that this cluster may get later would have left it,
+/// Sees to the CRDs. Where there is none it is made as the release of kerf that this cluster may get later would have left it,
 /// so that Helm takes it for its own.
-async fn crd(cluster: &Cluster, admin: &Client) -> Result<()> {
+async fn crds(cluster: &Cluster, admin: &Client) -> Result<()> {
     let objects = render("kerf", kerf_api::names::NAMESPACE, &[])?;
-    let crd = objects.into_iter().find(|object| object["kind"] == "CustomResourceDefinition");
-    let mut crd = crd.context("the chart has the CRD")?;
-    crd["metadata"]["annotations"]["meta.helm.sh/release-name"] = json!("kerf");
-    crd["metadata"]["annotations"]["meta.helm.sh/release-namespace"] = json!(kerf_api::names::NAMESPACE);
-    present(&Api::<CustomResourceDefinition>::all(admin.clone()), object(crd)).await?;
-    cluster.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "crd/gpunodes.kerf.dev"]).map(drop)
+    for mut crd in objects.into_iter().filter(|object| object["kind"] == "CustomResourceDefinition") {
+        crd["metadata"]["annotations"]["meta.helm.sh/release-name"] = json!("kerf");
+        crd["metadata"]["annotations"]["meta.helm.sh/release-namespace"] = json!(kerf_api::names::NAMESPACE);
+        present(&Api::<CustomResourceDefinition>::all(admin.clone()), object(crd)).await?;
+    }
+    let wait = ["wait", "--for=condition=Established", "--timeout=30s"];
+    cluster.kubectl(&[&wait[..], &["crd/gpunodes.kerf.dev", "crd/gpupolicies.kerf.dev"]].concat()).map(drop)
 }
 
 /// Creates an object unless it is there.
@@ -122,6 +124,14 @@ fn object<K: DeserializeOwned>(manifest: Value) -> K {
 
 fn gpu_node(name: &str) -> GpuNode {
     object(json!({"apiVersion": "kerf.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name}, "spec": {}}))
+}
+
+/// One that matches no node.
+fn policy() -> GpuPolicy {
+    object(json!({
+        "apiVersion": "kerf.dev/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "e2e-rights"},
+        "spec": {"offer": "Nothing", "nodeSelector": {"matchLabels": {"kerf.dev/e2e": "nowhere"}}},
+    }))
 }
 
 fn lease(name: &str) -> Lease {
@@ -510,6 +520,28 @@ async fn the_controller_can_do_its_work() {
     let events = Api::<Event>::namespaced(controller.clone(), "default");
     let event = event("", "any");
     allowed("writes an Event", async || events.create(&dry_run(), &event).await).await.unwrap();
+    let claims = Api::<ResourceClaim>::all(controller.clone());
+    allowed("lists claims", async || claims.list(&everything).await).await.unwrap();
+    let policies = Api::<GpuPolicy>::all(controller.clone());
+    allowed("lists GpuPolicies", async || policies.list(&everything).await).await.unwrap();
+    let mut params = PatchParams::apply("e2e").force();
+    params.dry_run = true;
+    let head =
+        |kind: &str, name: &str| json!({"apiVersion": "kerf.dev/v1alpha1", "kind": kind, "metadata": {"name": name}});
+    let (mut wish, mut report) = (head("GpuNode", OTHER), head("GpuPolicy", "e2e-rights"));
+    wish["spec"] = json!({"gpus": {"gpu-3b-00-0": {"migMode": "Enabled"}}});
+    report["status"] = json!({"nodesMatched": 1});
+    let (wish, report) = (Patch::Apply(wish), Patch::Apply(report));
+    allowed("tells a node", async || gpu_nodes.patch(OTHER, &params, &wish).await).await.unwrap();
+    allowed("reports of a policy", async || policies.patch_status("e2e-rights", &params, &report).await).await.unwrap();
+    let layouts = Api::<ConfigMap>::namespaced(controller.clone(), NAMESPACE);
+    let only = |name: &str| ListParams::default().fields(&format!("metadata.name={name}"));
+    allowed("reads the layouts", async || layouts.list(&only("kerf-layouts")).await).await.unwrap();
+    let other = async || layouts.list(&only("kube-root-ca.crt")).await.map(drop);
+    refused("cannot list resource \"configmaps\"", other).await.unwrap();
+    let rule = policy();
+    let own = async || policies.create(&dry_run(), &rule).await;
+    refused("cannot create resource \"gpupolicies\"", own).await.unwrap();
     allowed("asks for the version", async || controller.apiserver_version().await).await.unwrap();
 }
 

@@ -8,6 +8,7 @@ use kerf_api::quantity::Amount;
 use kerf_api::{Gpu, GpuNode, GpuNodeStatus, GpuOffer, MigProfile};
 use kerf_controller::features::{Counters, ServerFeatures};
 use kerf_controller::meaning::Meaning;
+use kerf_controller::policy::Offering;
 use kerf_controller::render::render;
 
 use crate::dns;
@@ -36,7 +37,7 @@ pub fn gpu_node(data: &[u8]) {
     let servers = [Counters::None, Counters::Combined, Counters::Separate];
     for (counters, taints) in servers.into_iter().flat_map(|counters| [(counters, true), (counters, false)]) {
         let features = ServerFeatures { counters, taints, extended_resources: true };
-        let rendering = render(DRIVER, &node, NODE_UID, features);
+        let rendering = render(DRIVER, &node, NODE_UID, &Offering::default(), features);
         for remark in &rendering.remarks {
             assert!(!remark.reason().is_empty() && !remark.to_string().is_empty());
         }
@@ -47,7 +48,7 @@ pub fn gpu_node(data: &[u8]) {
         check_overlaps(&rendering.slices, gpus);
         check_blocked(&rendering.slices, gpus);
         if counters == Counters::Separate && taints {
-            let again = render(DRIVER, &node, NODE_UID, features);
+            let again = render(DRIVER, &node, NODE_UID, &Offering::default(), features);
             assert_eq!(again, rendering, "a slice that differs at each look is written at each look");
             let meaning = |slice: &ResourceSlice| Meaning::of(&slice.spec);
             assert!(again.slices.iter().map(meaning).eq(rendering.slices.iter().map(meaning)));

@@ -84,6 +84,7 @@ fn describe(facts: &GpuFacts, address: PciAddress, host: &Host, common: &Attribu
         product: facts.name.clone(),
         memory_mib: facts.memory_bytes.unwrap_or_default() / MIB,
         attributes: attributes::of_gpu(facts, address, &location, common),
+        pci_device_id: location.pci_ids,
         ..Gpu::default()
     }
 }

@@ -87,12 +87,15 @@ mod tests {
     #[test]
     fn the_kernel_tells_where_a_gpu_sits() {
         let bus = Bus::new();
-        bus.device("0000:3b:00.0", &[("numa_node", "1\n")], None);
+        bus.device("0000:3b:00.0", &[("numa_node", "1\n"), ("device", "0x00b2\n"), ("vendor", "0x10de\n")], None);
         bus.device("0000:3c:00.0", &[("numa_node", "-1\n")], None);
         let location = |address: &str| Location::of(&DriverRoot::at(bus.0.path()), address.parse().unwrap());
         let root = || Some("pci0000:3a".to_owned());
-        assert_eq!(location("0000:3b:00.0"), Location { pcie_root: root(), numa_node: Some(1) });
-        assert_eq!(location("0000:3c:00.0"), Location { pcie_root: root(), numa_node: None });
+        assert_eq!(
+            location("0000:3b:00.0"),
+            Location { pcie_root: root(), numa_node: Some(1), pci_ids: Some("0x00b210de".into()) }
+        );
+        assert_eq!(location("0000:3c:00.0"), Location { pcie_root: root(), numa_node: None, pci_ids: None });
         assert_eq!(location("0000:3d:00.0"), Location::default());
     }
 

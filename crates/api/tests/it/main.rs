@@ -6,20 +6,26 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kerf_api::opaque::{
     GpuConfig, GpuSharing, MigDeviceConfig, MigDeviceSharing, MpsConfig, SharingStrategy, TimeSlice, TimeSlicingConfig,
 };
-use kerf_api::{Attribute, Blocked, Gpu, GpuNode, GpuNodeStatus, GpuOffer};
+use kerf_api::{Attribute, Blocked, Gpu, GpuNode, GpuNodeSpec, GpuNodeStatus, GpuOffer, GpuPolicy};
 use kube::CustomResourceExt;
 use serde_json::Value;
 
-/// The chart's CRD is generated: `KERF_UPDATE=1 cargo test -p kerf-api` writes it, a plain run compares.
+/// The chart's CRDs are generated: `KERF_UPDATE=1 cargo test -p kerf-api` writes them, a plain run compares.
 #[test]
-fn crd_in_the_chart_is_current() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/chart/files/crds/kerf.dev_gpunodes.yaml");
+fn crds_in_the_chart_are_current() {
+    is_current("gpunodes", &GpuNode::crd());
+    is_current("gpupolicies", &GpuPolicy::crd());
+}
+
+fn is_current(plural: &str, crd: &impl serde::Serialize) {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/chart/files/crds");
+    let path = directory.join(format!("kerf.dev_{plural}.yaml"));
     let wanted = format!(
         "# Generated from crates/api: KERF_UPDATE=1 cargo test -p kerf-api\n{}",
-        serde_saphyr::to_string(&GpuNode::crd()).unwrap()
+        serde_saphyr::to_string(crd).expect("a CRD is YAML")
     );
     if std::env::var_os("KERF_UPDATE").is_some() {
-        std::fs::write(&path, &wanted).unwrap();
+        std::fs::write(&path, &wanted).expect("the chart can be written");
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
@@ -84,6 +90,19 @@ fn status_reads_across_versions() {
     let blocked = Gpu { blocked: vec![Blocked::default()], ..Gpu::default() };
     let blocked = serde_json::to_value(&blocked).unwrap();
     assert_eq!(blocked["blocked"], serde_json::json!([{"reason": "", "message": ""}]));
+}
+
+/// What is not wished for is not there, so that an older plugin sees the empty spec that it knows.
+#[test]
+fn spec_reads_across_versions() {
+    let newer = r#"{"invented":1,"gpus":{"gpu-3b-00-0":{"migMode":"Enabled","inventedToo":true}}}"#;
+    let spec: GpuNodeSpec = serde_json::from_str(newer).unwrap();
+    assert_eq!(
+        serde_json::to_value(&spec).unwrap(),
+        serde_json::json!({"gpus": {"gpu-3b-00-0": {"migMode": "Enabled"}}})
+    );
+    assert_eq!(serde_json::from_str::<GpuNodeSpec>("{}").unwrap(), GpuNodeSpec::default());
+    assert_eq!(serde_json::to_value(GpuNodeSpec::default()).unwrap(), serde_json::json!({}));
 }
 
 /// The API allows one value an attribute.

@@ -3,6 +3,7 @@
 mod combinations;
 mod fragmentation;
 mod labels;
+mod layout;
 mod limits;
 mod order;
 mod products;
