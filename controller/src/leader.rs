@@ -170,9 +170,9 @@ impl<S: Store> Candidate<S> {
         let found = self.store.get().await?;
         if let Some(lease) = &found {
             let known = self.seen.as_ref().is_some_and(|(seen, _)| seen.spec == lease.spec);
-            if self.seen.is_none() {
-                self.after_removal = holder(lease) == names::REMOVED;
-            }
+            let removed = holder(lease) == names::REMOVED;
+            // Once somebody of the new kerf has led, the next removal is one of this kerf.
+            self.after_removal = removed && (self.after_removal || self.seen.is_none());
             if !known {
                 self.seen = Some((lease.clone(), Instant::now()));
             }
@@ -185,7 +185,6 @@ impl<S: Store> Candidate<S> {
         match self.store.put(wanted).await? {
             Some(lease) => {
                 self.seen = Some((lease, Instant::now()));
-                // The next removal is one of this kerf.
                 self.after_removal = false;
                 Ok(true)
             }

@@ -169,12 +169,18 @@ impl World {
         Ok(())
     }
 
-    /// `kubectl apply` of manifests as users have them, in the scenario's namespace unless they name another.
+    /// `kubectl apply` of manifests as users have them: in the scenario's namespace if none of them names one.
     pub fn apply(&self, manifests: &str) -> Result<String> {
         let file = std::env::temp_dir().join(format!("kerf-{}-{}.yaml", self.namespace, std::process::id()));
         std::fs::write(&file, manifests)?;
         let path = file.to_str().context("the path is not text")?;
-        let applied = self.cluster.kubectl(&["apply", "-n", &self.namespace, "-f", path]);
+        // kubectl takes no manifest for another namespace than the one that it is told.
+        let own = manifests.lines().any(|line| line.trim_start().starts_with("namespace:"));
+        let mut arguments = vec!["apply", "-f", path];
+        if !own {
+            arguments.extend(["-n", &self.namespace]);
+        }
+        let applied = self.cluster.kubectl(&arguments);
         std::fs::remove_file(&file)?;
         applied
     }

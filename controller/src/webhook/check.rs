@@ -114,7 +114,8 @@ mod tests {
 
     #[test]
     fn a_policy_is_checked_as_a_whole() {
-        let wrong = json!({"spec": {"offer": "Layout", "profiles": [], "layout": {"name": "a", "migDevices": {"1g.10gb": 1}}}});
+        let wrong =
+            json!({"spec": {"offer": "Layout", "profiles": [], "layout": {"name": "a", "migDevices": {"1g.10gb": 1}}}});
         let lines = lines(Checked::GpuPolicy, &wrong);
         assert_eq!(lines.len(), 3, "{lines:?}");
         assert_eq!(lines[2], "spec.layout: it has both a name and migDevices; give one of the two");

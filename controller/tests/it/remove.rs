@@ -70,6 +70,21 @@ async fn a_kerf_that_was_installed_after_a_removal_is_removed_as_well() {
     assert_eq!(lease.holder().as_deref(), Some(kerf_api::names::REMOVED));
 }
 
+/// The one that has never led must not take the second removal for the first.
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_follows_leaves_the_second_removal_alone() {
+    let server = ApiServer::new(Counters::Separate);
+    let lease = Memory::default();
+    remove(&server.client(), DRIVER, &lease).await.unwrap();
+    let (mut one, two) = (start(&lease, "one", jiff::Timestamp::now), start(&lease, "two", jiff::Timestamp::now));
+    one.leads(Duration::from_secs(1)).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    remove(&server.client(), DRIVER, &lease).await.unwrap();
+    tokio::time::sleep(kerf_controller::remove::HELD / 2).await;
+    assert_eq!(lease.holder().as_deref(), Some(kerf_api::names::REMOVED));
+    drop((one, two));
+}
+
 #[tokio::test(start_paused = true)]
 async fn where_kerf_stays_one_leads_again() {
     let server = ApiServer::new(Counters::Separate);
