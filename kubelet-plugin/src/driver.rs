@@ -19,8 +19,8 @@ use tokio::sync::Notify;
 use crate::claim::ClaimRef;
 use crate::dra::Carver;
 use crate::engine::{
-    Claim, Condemned, Engine, Injection, OpenError, PreparedClaim, PreparedDevice, Released, RemovedForeign, Retried,
-    Settings, Wishes,
+    Claim, Condemned, Engine, FormerDriver, Injection, OpenError, PreparedClaim, PreparedDevice, Released,
+    RemovedForeign, Retried, Settings, Wishes,
 };
 use crate::events::Events;
 use crate::failure::Failure;
@@ -49,6 +49,7 @@ pub struct Driver {
     files: DriverFiles,
     driver_name: String,
     wishes: Wishes,
+    former: FormerDriver,
     paths: Paths,
     session: Mutex<Option<Arc<Session>>>,
     events: Events,
@@ -97,6 +98,7 @@ impl Driver {
             files,
             driver_name: driver_name.to_owned(),
             wishes,
+            former: FormerDriver::new(&paths.plugin_directory, &paths.cdi),
             paths: paths.clone(),
             session: Mutex::default(),
             events,
@@ -106,9 +108,14 @@ impl Driver {
         }
     }
 
+    /// The driver that was here before, to be told whether it runs.
+    pub fn former(&self) -> &FormerDriver {
+        &self.former
+    }
+
     /// Reads the node. Blocks.
     pub fn read_inventory(&self) -> Inventory {
-        let host = |driver_root: Option<DriverRoot>| Host {
+        let host = |driver_root: Option<DriverRoot>, former_doubt| Host {
             driver_name: self.driver_name.clone(),
             boot_id: match &driver_root {
                 Some(root) => root.boot_id(),
@@ -116,13 +123,15 @@ impl Driver {
             },
             wishes: self.wishes.clone(),
             driver_root,
+            former_doubt,
         };
         let session = match self.session() {
             Ok(session) => session,
-            Err(error) => return inventory::nothing(&host(None), format!("nothing is offered: {error}")),
+            Err(error) => return inventory::nothing(&host(None, None), format!("nothing is offered: {error}")),
         };
         let holding = || session.engine.prepared_claims().map_err(|error| error.to_string());
-        let inventory = inventory::read(&*session.nvml, &host(Some(session.root.clone())), &holding);
+        let host = host(Some(session.root.clone()), session.engine.former_doubt());
+        let inventory = inventory::read(&*session.nvml, &host, &holding);
         for set_aside in session.engine.take_set_aside() {
             let message = format!(
                 "the journal of claim {} was damaged ({}) and lies now at {}; what can be known of the claim is taken from \
@@ -169,6 +178,7 @@ impl Driver {
             boot_id: root.boot_id(),
             patience: PATIENCE,
             wishes: self.wishes.clone(),
+            former: self.former.clone(),
         };
         let engine = Engine::open_watched(Arc::clone(&nvml), settings, Arc::new(self.metrics.clone()))?;
         tracing::info!(driver_root = %root.host_path(root.path()).display(), "NVIDIA driver opened");

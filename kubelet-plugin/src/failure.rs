@@ -8,7 +8,7 @@ use kerf_telemetry::OneLine;
 
 use crate::claim::{ClaimError, SourceError};
 use crate::driver::DriverError;
-use crate::engine::{GpuError, JournalError, LockError, PrepareError, ReleaseError, UnprepareError};
+use crate::engine::{FormerError, GpuError, JournalError, LockError, PrepareError, ReleaseError, UnprepareError};
 
 /// Where one has to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -135,6 +135,17 @@ impl Classified for GpuError {
     }
 }
 
+impl Classified for FormerError {
+    fn class(&self) -> Class {
+        match self {
+            FormerError::Unreadable { .. } => Class::Disk,
+            FormerError::Runs => Class::InUse,
+            FormerError::Gpu(error) => error.class(),
+            FormerError::Nameless(_) => Class::Gpu,
+        }
+    }
+}
+
 impl Classified for ReleaseError {
     fn class(&self) -> Class {
         match self {
@@ -170,6 +181,7 @@ impl Classified for PrepareError {
             PrepareError::Journal(error) => error.class(),
             PrepareError::Spec(_) | PrepareError::Metadata(_) => Class::Disk,
             PrepareError::Gpu(error) => error.class(),
+            PrepareError::FormerDriver(error) => error.class(),
             PrepareError::Held { .. }
             | PrepareError::Condemned { .. }
             | PrepareError::CondemnedUnseen { .. }

@@ -2,14 +2,23 @@
 //!
 //! Each pod has sockets of its own, so who lives can be seen: somebody listens. Sockets are bound, and those of the dead
 //! removed, under a lock on the plugin's directory. Without it a socket between bind(2) and listen(2) would look dead.
+//!
+//! And NVIDIA's DRA driver, which has the same name and cannot serve a node together with this one: it takes every MIG instance
+//! that it did not make for a leftover. This plugin begins when that one has ended.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::UnixListener;
+use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
+use crate::engine::{FormerDriver, FormerError};
+use crate::events::Events;
 use crate::paths::{Paths, Socket};
 use crate::socket::{self, Life, SocketError, SocketFile};
 
@@ -18,6 +27,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often the lock is tried.
 const POLL: Duration = Duration::from_millis(20);
+
+/// How often to look whether NVIDIA's DRA driver has ended, and whether it has come back.
+const FORMER_POLL: Duration = Duration::from_secs(1);
+const FORMER_WATCH: Duration = Duration::from_secs(10);
+
+/// How often a person is told that it is waited for.
+const REMIND: Duration = Duration::from_secs(60);
 
 /// Listens at this plugin's socket, after removing those of this kind whose process is dead: the kubelet forgets a plugin
 /// when its registration socket goes, and tries for ever to reach it until then.
@@ -50,12 +66,55 @@ pub async fn is_any_alive(paths: &Paths) -> bool {
     false
 }
 
+/// Waits until NVIDIA's DRA driver does not run on this node.
+pub async fn wait_for_former(paths: &Paths, former: &FormerDriver, events: &Events) {
+    let mut told: Option<Instant> = None;
+    while is_former_alive(paths).await {
+        former.set_runs(true);
+        if told.is_none_or(|at| at.elapsed() > REMIND) {
+            let message = format!("kerf waits: {}", FormerError::Runs);
+            tracing::warn!(why = message, "not serving yet");
+            events.node(kerf_api::names::FORMER_DRIVER, &message);
+            told = Some(Instant::now());
+        }
+        tokio::time::sleep(FORMER_POLL).await;
+    }
+    former.set_runs(false);
+}
+
+/// Keeps `former` told of whether NVIDIA's DRA driver runs, until `stop`. `changed` is told when that has changed.
+pub async fn watch_former(paths: Paths, former: FormerDriver, changed: Arc<Notify>, stop: CancellationToken) {
+    let watch = async {
+        loop {
+            tokio::time::sleep(FORMER_WATCH).await;
+            if former.set_runs(is_former_alive(&paths).await) {
+                changed.notify_one();
+            }
+        }
+    };
+    stop.run_until_cancelled(watch).await;
+}
+
+async fn is_former_alive(paths: &Paths) -> bool {
+    for socket in sockets_beside(&paths.registration_socket, |name| paths.is_former_socket_name(name)) {
+        if socket::life(&socket).await == Life::Alive {
+            return true;
+        }
+    }
+    false
+}
+
 /// The sockets of one kind of all plugins of this driver but this one.
 fn others(paths: &Paths, socket: Socket) -> Vec<PathBuf> {
     let own = paths.socket(socket);
+    let mut others = sockets_beside(own, |name| paths.is_socket_name(socket, name));
+    others.retain(|path| path != own);
+    others
+}
+
+fn sockets_beside(own: &Path, is_one: impl Fn(&OsStr) -> bool) -> Vec<PathBuf> {
     let entries = own.parent().map(fs::read_dir).into_iter().flatten().flatten().flatten();
-    let others = entries.filter(|entry| paths.is_socket_name(socket, &entry.file_name()));
-    others.map(|entry| entry.path()).filter(|path| path != own).collect()
+    entries.filter(|entry| is_one(&entry.file_name())).map(|entry| entry.path()).collect()
 }
 
 /// The lock, until the file is dropped. `None` where it is not to be had: then nobody's sockets are removed.
@@ -128,6 +187,34 @@ mod tests {
         let _listening = listen(&new, Socket::Registration).await.unwrap();
         assert!(stranger.exists() && file.exists());
         assert!(!is_any_alive(&new).await);
+    }
+
+    /// It is waited for, and seen when it comes back.
+    #[tokio::test(start_paused = true)]
+    async fn the_former_driver_has_the_node_to_itself() {
+        let (_directory, _, paths) = two();
+        let former = FormerDriver::new(&paths.plugin_directory, &paths.cdi);
+        let (events, _writer) = crate::events::channel("node-1");
+        wait_for_former(&paths, &former, &events).await;
+
+        let registry = paths.registration_socket.parent().unwrap();
+        fs::create_dir_all(registry).unwrap();
+        let socket = registry.join("gpu.nvidia.com-reg.sock");
+        let (listener, file) = socket::listen(&socket).unwrap();
+        let waiting = tokio::time::timeout(REMIND, wait_for_former(&paths, &former, &events)).await;
+        assert!(waiting.is_err() && !former.set_runs(true), "it runs, and that is known");
+
+        std::mem::forget(file);
+        drop(listener);
+        wait_for_former(&paths, &former, &events).await;
+        assert!(!former.set_runs(false) && socket.exists(), "a socket of a dead one is not ours to remove");
+
+        let (changed, stop) = (Arc::new(Notify::new()), CancellationToken::new());
+        tokio::spawn(watch_former(paths.clone(), former.clone(), Arc::clone(&changed), stop.clone()));
+        let (_listener, _file) = socket::listen(&socket).unwrap();
+        changed.notified().await;
+        assert!(!former.set_runs(true));
+        stop.cancel();
     }
 
     #[tokio::test(start_paused = true)]

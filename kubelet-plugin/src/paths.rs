@@ -97,6 +97,13 @@ impl Paths {
         instance.is_some_and(|instance| instance.is_empty() || instance.strip_prefix('-').is_some_and(is_pod_uid))
     }
 
+    /// Whether `name` is that of a registration socket of the driver that was here before: of its name, and as programs in Go
+    /// call it (`k8s.io/dynamic-resource-allocation/kubeletplugin`).
+    pub fn is_former_socket_name(&self, name: &OsStr) -> bool {
+        let name = name.to_str().and_then(|name| name.strip_prefix(&self.driver_name)?.strip_suffix("-reg.sock"));
+        name.is_some_and(|instance| instance.is_empty() || instance.starts_with('-'))
+    }
+
     fn name(&self, socket: Socket, instance: Option<&str>) -> String {
         let (before, after) = self.around(socket);
         match instance {
@@ -183,6 +190,15 @@ mod tests {
             (Socket::Dra, "claims".to_owned(), false),
         ] {
             assert_eq!(paths.is_socket_name(socket, OsStr::new(&name)), is, "{name}");
+        }
+        for (name, is) in [
+            ("gpu.nvidia.com-reg.sock", true),
+            ("gpu.nvidia.com-0d1c6f3e-reg.sock", true),
+            ("gpu.nvidia.com@reg.sock", false),
+            ("compute-domain.nvidia.com-reg.sock", false),
+            ("gpu.nvidia.community-reg.sock", false),
+        ] {
+            assert_eq!(paths.is_former_socket_name(OsStr::new(name)), is, "{name}");
         }
         for uid in [UID, "1f5fbb0ba1b0f1fd60e8f1f5e2d7c2aa", &short(UID)] {
             assert!(is_pod_uid(uid), "{uid}");

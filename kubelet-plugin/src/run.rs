@@ -164,6 +164,23 @@ async fn serve(args: Args) -> Result<(), RunError> {
         metrics.clone(),
     ));
     let (deregister, drain) = (CancellationToken::new(), CancellationToken::new());
+    let (stands, standing) = watch::channel(false);
+    let (held_sender, held) = watch::channel(false);
+    if let Some(server) = http_server {
+        let seen = Seen { inventory: inventory.clone(), verdict: verdict.clone() };
+        let observing = observe(server, metrics.clone(), seen, standing.clone(), drain.clone());
+        tokio::spawn(observing.instrument(info_span!("http")));
+    }
+    let writing_events = tokio::spawn(event_writer.run(client.clone()).instrument(info_span!("events")));
+
+    tokio::select! {
+        () = neighbours::wait_for_former(&paths, driver.former(), &events) => {}
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    }
+    let former = driver.former().clone();
+    let watching_former = neighbours::watch_former(paths.clone(), former, Arc::clone(&changed), drain.clone());
+    tokio::spawn(watching_former.instrument(info_span!("former_driver")));
 
     // The DRA socket comes first: the kubelet connects to it as soon as it knows of it.
     let (dra_listener, dra_file) = neighbours::listen(&paths, Socket::Dra).await?;
@@ -195,19 +212,11 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let watcher = Watcher { read: Arc::new(move || reader.read_inventory()), changed: Arc::clone(&changed), events };
     let watching = inventory::watch(watcher, inventory_sender, drain.clone());
     let watching = tokio::spawn(watching.instrument(info_span!("inventory")));
-    let (stands, standing) = watch::channel(false);
-    let (held_sender, held) = watch::channel(false);
-    if let Some(server) = http_server {
-        let seen = Seen { inventory: inventory.clone(), verdict: verdict.clone() };
-        let observing = observe(server, metrics, seen, standing.clone(), drain.clone());
-        tokio::spawn(observing.instrument(info_span!("http")));
-    }
     let sources = Sources { inventory, verdict: verdict.clone(), held, wishes, changed };
     let publishing = publish(client.clone(), node_name.clone(), sources, lease.clone(), stands, deregister.clone());
     let publishing = tokio::spawn(publishing.instrument(info_span!("node_status")));
     let leasing = hold(lease, standing, held_sender, end(paths.clone(), at_exit), deregister.clone());
     let leasing = tokio::spawn(leasing.instrument(info_span!("lease")));
-    let writing_events = tokio::spawn(event_writer.run(client).instrument(info_span!("events")));
     tracing::info!(node = node_name, driver = driver_name, socket = %dra_file.path().display(), "serving");
 
     let early = tokio::select! {

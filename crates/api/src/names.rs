@@ -74,6 +74,10 @@ pub const FOREIGN_INSTANCE: &str = "ForeignInstance";
 /// because a process still works in it.
 pub const CONDEMNED: &str = "Condemned";
 
+/// Reason of [`Blocked`](crate::Blocked): a claim that the DRA driver that was on the node before kerf has prepared, and
+/// that the API server knows by another device's name; or what that driver's claims hold cannot be told.
+pub const FORMER_DRIVER: &str = "FormerDriver";
+
 /// Reason of the taint on a device that a claim holds and that is offered no more: kept until the claim ends.
 pub const NOT_OFFERED: &str = "NotOffered";
 
@@ -125,6 +129,7 @@ mod tests {
         let keys = [
             (FOREIGN_INSTANCE, Some("kerf.dev/foreign-instance")),
             (CONDEMNED, Some("kerf.dev/condemned")),
+            (FORMER_DRIVER, Some("kerf.dev/former-driver")),
             ("ECCError2", Some("kerf.dev/eccerror2")),
             ("", None),
             ("condemned", None),

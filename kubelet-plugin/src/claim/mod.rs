@@ -11,7 +11,7 @@ use kerf_api::problem::joined;
 
 pub use source::{ApiClaims, ClaimSource, SourceError};
 
-use crate::engine::{AllocatedDevice, Claim, DeviceName, DeviceNameError};
+use crate::engine::{self, AllocatedDevice, Claim, DeviceName, DeviceNameError};
 
 /// Annotation of a claim that was made from a pod's template: what the pod calls it (`k8s.io/api/resource/v1`).
 const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
@@ -61,6 +61,13 @@ pub enum ClaimError {
     /// A device that this version of kerf would not have published.
     #[error("the claim is allocated a device that kerf does not know: {0}: recreate the claim")]
     UnknownDevice(DeviceNameError),
+    /// A device of the driver that was here before, see [`FormerDriver`](crate::engine::FormerDriver).
+    #[error(
+        "the claim is allocated {0}, which NVIDIA's DRA driver has published under that name before kerf served this node: pods \
+         that run go on, but nothing can be prepared anew; delete the pod, and a claim that it does not own, so that they \
+         are made and allocated again"
+    )]
+    FormerDevice(String),
     /// The configuration is of a kind that the Kubernetes API did not have when this was built.
     #[error("the claim has a configuration that is not opaque, which this version of kerf cannot read")]
     NotOpaque,
@@ -142,7 +149,10 @@ pub fn check(asked: &ClaimRef, found: Option<&ResourceClaim>, driver: &str, node
                 node: node.to_owned(),
             });
         }
-        let device: DeviceName = result.device.parse().map_err(ClaimError::UnknownDevice)?;
+        let device: DeviceName = result.device.parse().map_err(|error| {
+            let is_former = engine::is_former_name(&result.device);
+            if is_former { ClaimError::FormerDevice(result.device.clone()) } else { ClaimError::UnknownDevice(error) }
+        })?;
         if let Some(config) = config::applying(&configs, &result.request, &device)? {
             config.check_supported()?;
         }

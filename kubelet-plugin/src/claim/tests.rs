@@ -100,8 +100,14 @@ fn each_mistake_is_named() {
         "the claim is allocated device gpu-3b-00-0 of node node-2, and this is node node-1: delete the pod"
     );
 
-    let unknown = message(Some(&claim(json!([result("gpu", "gpu-0")]), json!([]))));
-    assert!(unknown.starts_with("the claim is allocated a device that kerf does not know: \"gpu-0\""), "{unknown}");
+    let unknown = message(Some(&claim(json!([result("gpu", "gpu-x")]), json!([]))));
+    assert!(unknown.starts_with("the claim is allocated a device that kerf does not know: \"gpu-x\""), "{unknown}");
+
+    for device in ["gpu-0", "gpu-0-mig-1g10gb-19-3"] {
+        let former = message(Some(&claim(json!([result("gpu", device)]), json!([]))));
+        let says = format!("the claim is allocated {device}, which NVIDIA's DRA driver has published");
+        assert!(former.starts_with(&says) && former.contains("delete the pod"), "{former}");
+    }
 }
 
 #[test]

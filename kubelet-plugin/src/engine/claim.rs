@@ -7,7 +7,7 @@ use kerf_nvml::PciAddress;
 
 use super::epoch::Epoch;
 use super::record::{PartitionRecord, Phase, Record};
-use super::{DeviceName, Engine};
+use super::{DeviceName, Engine, holders};
 
 /// A claim as the API server says it is allocated, reduced to this driver's devices on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +79,18 @@ pub struct PreparedClaim {
     pub partitions: Vec<PreparedPartition>,
     /// Its partitions of which nobody can tell yet what of them is on their GPU: the claim's journal was lost.
     pub unplaced: Vec<DeviceName>,
+    /// What it holds, where another driver has prepared it [before](super::FormerDriver): of that the API server says nothing
+    /// that would keep it from other claims.
+    pub former: Vec<FormerHold>,
+}
+
+/// A part of a GPU that a claim of the former driver holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormerHold {
+    /// The GPU.
+    pub gpu: PciAddress,
+    /// Which memory slices; `None`: all of it.
+    pub placement: Option<Placement>,
 }
 
 /// An instance that was carved for a claim.
@@ -146,6 +158,7 @@ impl Record {
             devices: self.results.iter().map(|result| result.device.to_string()).collect(),
             partitions: self.partitions.iter().filter_map(partition).collect(),
             unplaced: self.unplaced().cloned().collect(),
+            former: if self.former { holders::former_holds(&self) } else { Vec::new() },
             uid: self.claim.uid,
             namespace: self.claim.namespace,
             name: self.claim.name,

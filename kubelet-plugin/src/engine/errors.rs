@@ -8,7 +8,7 @@ use kerf_nvml::{Error as NvmlError, PciAddress};
 
 pub use super::journal::JournalError;
 pub use super::metadata::MetadataError;
-use super::{DeviceName, DeviceNameError};
+use super::{DeviceName, DeviceNameError, FormerError};
 
 /// The engine could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +112,9 @@ pub enum PrepareError {
     /// See [`GpuError`].
     #[error(transparent)]
     Gpu(#[from] GpuError),
+    /// See [`FormerError`].
+    #[error(transparent)]
+    FormerDriver(#[from] FormerError),
     /// NVML did not say which driver it belongs to.
     #[error("cannot read the driver's version: {0}; see nvidia-smi on the node")]
     DriverVersion(NvmlError),

@@ -154,6 +154,7 @@ impl Engine {
     /// The record of every claim in the present epoch; `None` where one may be missing, so that no instance can be called
     /// foreign for sure.
     pub(super) fn complete_records(&self) -> Option<Vec<Record>> {
+        self.former_records().inspect_err(|error| tracing::warn!(%error, "foreign instances are left alone")).ok()?;
         let mut records = self.records().ok()?;
         self.specs.list().ok()?;
         // Files that were cut off when they were first written are none of these: nothing was on a GPU by then.

@@ -71,6 +71,13 @@ impl Engine {
         Ok((gpu, facts))
     }
 
+    /// As [`Engine::find_gpu`], with what does not change.
+    pub(super) fn find_gpu_with_facts(&self, address: PciAddress) -> Result<(LiveGpu, Arc<GpuFacts>), GpuError> {
+        let gpu = self.find_gpu(address)?;
+        let facts = self.gpus.lock().get(&address).map(|known| Arc::clone(&known.facts));
+        facts.map_or_else(|| self.learn(address, gpu.handle), |facts| Ok((gpu, facts)))
+    }
+
     /// The attributes of a GPU, as the controller publishes them.
     pub(super) fn attributes(&self, gpu: &LiveGpu, driver_version: &str) -> Result<Attributes, GpuError> {
         let known = self.gpus.lock().get(&gpu.address).map(|known| Arc::clone(&known.facts));

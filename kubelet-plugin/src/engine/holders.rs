@@ -3,8 +3,8 @@
 use kerf_mig::Placement;
 use kerf_nvml::PciAddress;
 
-use super::DeviceName;
 use super::record::Record;
+use super::{DeviceName, FormerHold};
 
 /// How much of a GPU is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,13 @@ impl Hold {
 }
 
 impl Extent {
+    fn placement(self) -> Option<Placement> {
+        match self {
+            Extent::Whole => None,
+            Extent::Slices(placement) => Some(placement),
+        }
+    }
+
     /// Whether both want the same part of one GPU.
     pub(super) fn overlaps(self, other: Extent) -> bool {
         match (self, other) {
@@ -71,6 +78,12 @@ fn holds_of(record: &Record) -> Vec<Hold> {
         .filter(|partition| !condemned || partition.may_be_on_gpu())
         .map(|partition| hold(&partition.device, Extent::Slices(partition.placement()), partition.gpu_instance));
     gpus.chain(unplaced).chain(partitions).collect()
+}
+
+/// The same of a claim that another driver has prepared, for those who look on.
+pub(super) fn former_holds(record: &Record) -> Vec<FormerHold> {
+    let holds = holds_of(record).into_iter();
+    holds.map(|Hold { device, extent, .. }| FormerHold { gpu: device.gpu(), placement: extent.placement() }).collect()
 }
 
 /// The hold that stands in the way of a part of a GPU.

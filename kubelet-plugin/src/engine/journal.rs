@@ -81,7 +81,7 @@ pub(super) enum Unusable {
 }
 
 impl JournalError {
-    fn new(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> JournalError {
+    pub(super) fn new(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> JournalError {
         let path = path.to_owned();
         move |error| JournalError::Io { doing, path, error }
     }

@@ -19,6 +19,7 @@ mod driver_files;
 mod epoch;
 mod errors;
 mod foreign;
+mod former;
 mod gpu;
 mod holders;
 mod journal;
@@ -48,12 +49,13 @@ use kerf_cdi::{Kind, SpecDir};
 use kerf_nvml::{DriverRoot, Nvml, PciAddress};
 
 pub(crate) use busy::processes;
-pub use claim::{AllocatedDevice, Claim, PreparedClaim, PreparedDevice, PreparedPartition, SetAside};
+pub use claim::{AllocatedDevice, Claim, FormerHold, PreparedClaim, PreparedDevice, PreparedPartition, SetAside};
 pub use device_name::{DeviceName, DeviceNameError, Partition};
 pub use errors::{
     GpuError, JournalError, LockError, MetadataError, OpenError, PrepareError, ReleaseError, SpecError, UnprepareError,
 };
 pub use foreign::{ForeignPolicy, RemovedForeign};
+pub use former::{FormerDriver, FormerError, is_name as is_former_name};
 pub use journal_file::JournalFile;
 pub use spans::claim_span;
 pub use steps::{Lock, NoWatch, Step, Watch};
@@ -96,6 +98,8 @@ pub struct Settings {
     pub patience: Duration,
     /// What is wanted of the GPUs beyond what claims need.
     pub wishes: Wishes,
+    /// Whose claims may hold devices beside ours.
+    pub former: FormerDriver,
 }
 
 /// What containers get beside devices and the driver's files. Each has its own way to be wrong on some node, so each can be
@@ -119,6 +123,7 @@ pub struct Engine {
     boot_id: String,
     patience: Duration,
     wishes: Wishes,
+    former: FormerDriver,
     journal: Journal,
     locks: Locks,
     specs: SpecDir,
@@ -141,8 +146,19 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`].
     pub fn open_watched(nvml: Arc<dyn Nvml>, settings: Settings, watch: Arc<dyn Watch>) -> Result<Engine, OpenError> {
-        let Settings { driver_root, driver_name, claims, locks, cdi, metadata, injection, boot_id, patience, wishes } =
-            settings;
+        let Settings {
+            driver_root,
+            driver_name,
+            claims,
+            locks,
+            cdi,
+            metadata,
+            injection,
+            boot_id,
+            patience,
+            wishes,
+            former,
+        } = settings;
         let kind = Kind::new(names::CDI_VENDOR, names::CDI_CLASS).expect("constants that are legal CDI names");
         let engine = Engine {
             nvml,
@@ -152,6 +168,7 @@ impl Engine {
             boot_id,
             patience,
             wishes,
+            former,
             journal: Journal::open(&claims)?,
             locks: Locks::open(&locks)?,
             specs: SpecDir::new(cdi, kind),
@@ -160,6 +177,7 @@ impl Engine {
             gpus: KnownGpus::default(),
         };
         engine.locks.remove_leftovers(CLAIM_LOCK);
+        engine.tidy_former();
         for uid in engine.journal.read_first()? {
             let _span = claim_span(&uid, "", "").entered();
             // Who holds the claim's lock now sets the file aside himself.

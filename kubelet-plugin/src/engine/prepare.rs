@@ -121,6 +121,9 @@ impl Engine {
 
 impl Preparation<'_> {
     fn run(&mut self, claim: &Claim, results: Vec<AllocationResult>) -> Result<Vec<PreparedDevice>, PrepareError> {
+        if self.is_new {
+            self.engine.former_records()?;
+        }
         let mut others = self.engine.records()?;
         others.retain(|other| other.claim.uid != claim.uid);
         let plans = self.plan(&results, &holders::holds(&others))?;

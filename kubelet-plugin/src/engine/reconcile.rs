@@ -72,6 +72,7 @@ impl PreparedClaim {
             devices: Vec::new(),
             partitions: Vec::new(),
             unplaced: Vec::new(),
+            former: Vec::new(),
         }
     }
 }

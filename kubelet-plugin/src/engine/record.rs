@@ -45,6 +45,9 @@ pub(super) struct Record {
     /// The partitions that are to be, or may be, on a GPU for this claim. Beside those in `results` also some of an
     /// earlier allocation of the same claim, until they are released.
     pub(super) partitions: Vec<PartitionRecord>,
+    /// Whether it stands for a claim of the driver that was here [before](super::FormerDriver). Such a record is never written.
+    #[serde(skip)]
+    pub(super) former: bool,
     #[serde(flatten)]
     pub(super) extra: Map<String, Value>,
 }
@@ -151,6 +154,7 @@ impl Record {
             condemned: false,
             results: Vec::new(),
             partitions: Vec::new(),
+            former: false,
             extra: Map::new(),
         }
     }
@@ -203,10 +207,11 @@ impl Record {
         partitions.map(|result| &result.device).filter(move |device| !has_place(device))
     }
 
-    /// `namespace/name (uid)`, for messages.
+    /// `namespace/name (uid)`, for messages; the UID alone where the name is not known.
     pub(super) fn describe_claim(&self) -> String {
         let ClaimRef { uid, namespace, name, .. } = &self.claim;
-        format!("{namespace}/{name} ({uid})")
+        let claim = if name.is_empty() { uid.clone() } else { format!("{namespace}/{name} ({uid})") };
+        if self.former { format!("{claim}, which NVIDIA's DRA driver has prepared,") } else { claim }
     }
 
     /// Whether an instance of this claim may be on a GPU.

@@ -40,6 +40,11 @@ impl Engine {
         });
         let recovered = specs.iter().filter(|uid| !known.contains(*uid)).filter_map(|uid| self.recover(uid));
         records.extend(recovered.map(|recovered| recovered.record));
+        // What cannot be told is asked for where it matters: see `Engine::former_records`.
+        let former = self.former_records().unwrap_or_default().into_iter();
+        let is_new = |record: &Record| !records.iter().any(|known| known.claim.uid == record.claim.uid);
+        let former: Vec<_> = former.filter(is_new).collect();
+        records.extend(former);
         records
     }
 

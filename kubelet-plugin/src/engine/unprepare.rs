@@ -29,6 +29,7 @@ impl Engine {
 
     /// Releases a claim whose lock is held.
     pub(super) fn release_claim(&self, uid: &str, deadline: Instant) -> Result<Released, UnprepareError> {
+        self.release_former(uid)?;
         match Ledger::load(self, uid)? {
             Some(ledger) => self.release_known(ledger, deadline),
             // Nothing but leftovers of a file that was cut off or set aside.

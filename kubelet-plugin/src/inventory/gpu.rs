@@ -8,7 +8,7 @@ use kerf_nvml::{Error, GpuFacts, GpuInstance, MigModes, Nvml, PciAddress};
 
 use super::blocked::{self, Carved};
 use super::offer::{self, Mig};
-use super::{Holding, Host, UNREADABLE};
+use super::{Holding, Host, UNREADABLE, former};
 use crate::attributes::{self, Attributes, Location};
 use crate::engine::{DeviceName, ForeignPolicy, PreparedClaim};
 
@@ -46,10 +46,12 @@ pub(super) fn read(
                 profiles: reading.profiles.as_ref().map(Vec::len),
             });
             (entry.offer, entry.withheld) = offer::decide(address, mig.as_ref());
+            let newer = reading.as_ref().and_then(|reading| reading.claims.as_deref());
+            let claims = newer.unwrap_or(claims);
             if let Some(reading) = &reading {
-                let claims = reading.claims.as_deref().unwrap_or(claims);
                 entry.blocked = blocked(nvml, gpu, address, reading, claims, host.wishes.foreign(address));
             }
+            entry.blocked.extend(former::find(address, claims, host.former_doubt.as_deref()));
             entry.mig = reading.map(|reading| status(reading, facts.mig_mode_switchable));
         }
         Err(error) => entry.withheld = Some(withheld(&error)),

@@ -24,6 +24,8 @@ pub struct Host {
     pub wishes: Wishes,
     /// Where the driver is; `None` while none is found.
     pub driver_root: Option<DriverRoot>,
+    /// Why nobody can tell what the claims of the [former driver](crate::engine::FormerDriver) hold, if that is so.
+    pub former_doubt: Option<String>,
 }
 
 impl Host {
@@ -80,6 +82,7 @@ mod tests {
                 boot_id: String::new(),
                 wishes: Wishes::new(ForeignPolicy::Keep),
                 driver_root,
+                former_doubt: None,
             }
         }
     }

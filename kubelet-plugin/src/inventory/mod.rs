@@ -4,6 +4,7 @@
 //! What may be offered of a GPU is decided by pure rules over what was read. [`watch()`] repeats the reading.
 
 mod blocked;
+mod former;
 mod gpu;
 mod host;
 mod offer;

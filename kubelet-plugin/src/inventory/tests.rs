@@ -173,6 +173,7 @@ fn claim(uid: &str, devices: &[&str], partitions: Vec<PreparedPartition>) -> Pre
         earlier_boot: false,
         devices: devices.iter().map(|device| (*device).to_owned()).collect(),
         partitions,
+        former: Vec::new(),
         unplaced: Vec::new(),
     }
 }
@@ -189,6 +190,7 @@ fn host() -> Host {
         boot_id: "boot".into(),
         wishes: wishes(ForeignPolicy::Keep),
         driver_root: None,
+        former_doubt: None,
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use kerf_kubelet_plugin::engine::{
-    AllocatedDevice, Claim, DeviceName, Engine, ForeignPolicy, Injection, NoWatch, PrepareError, PreparedDevice,
-    Released, Settings, Step, Watch, Wishes,
+    AllocatedDevice, Claim, DeviceName, Engine, ForeignPolicy, FormerDriver, Injection, NoWatch, PrepareError,
+    PreparedDevice, Released, Settings, Step, Watch, Wishes,
 };
 use kerf_mig::{Geometry, Placement, Profile};
 use kerf_nvml::{
@@ -113,6 +113,7 @@ impl Node {
             boot_id: "first boot".to_owned(),
             patience: Duration::from_secs(120),
             wishes: wishes(ForeignPolicy::Keep),
+            former: FormerDriver::new(self.dir.path(), &self.dir.path().join("cdi")),
         }
     }
 

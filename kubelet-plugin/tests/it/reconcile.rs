@@ -80,6 +80,7 @@ struct Reconciling {
 
 fn known(name: &str) -> PreparedClaim {
     PreparedClaim {
+        former: Vec::new(),
         uid: format!("uid-of-{name}"),
         namespace: "team".into(),
         name: name.into(),
