@@ -24,6 +24,7 @@ export KERF_CACHE           := $(CACHE)
 export KERF_CLUSTER         := $(CLUSTER)
 export KERF_NVIDIA_PROGRAMS := $(CACHE)/nvidia-programs
 export KERF_HELM            := $(HELM)
+export KERF_NEIGHBOURS      := $(TARGET)/neighbours
 export CARGO_TARGET_DIR     := $(TARGET)
 
 .DEFAULT_GOAL := help
@@ -61,6 +62,9 @@ helm: $(HELM) ## Helm, into the cache
 
 $(HELM): | $(CLUSTER)
 	$(CLUSTER) build helm
+
+neighbours: $(CLUSTER) ## NVIDIA's programs that scenarios run beside kerf, into the cache
+	@$(CLUSTER) neighbours e2e/neighbours $(KERF_NEIGHBOURS) >/dev/null
 
 # The programs of the whole workspace: for the three packages alone cargo would compile the dependencies again, with other features.
 programs-debug: build $(HOOK)
@@ -116,7 +120,7 @@ doc: ## API documentation, warnings denied
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 # On the default gates of 1.34 and 1.35 there are no partitions: make e2e KUBE=1.34.4 GATES=default TEST=server_supports
-e2e: build images $(HELM) ## Scenarios on a real Kubernetes (KUBE, GATES, TEST)
+e2e: build images $(HELM) neighbours ## Scenarios on a real Kubernetes (KUBE, GATES, TEST)
 	cargo test --workspace --test scenarios --no-run
 	$(CLUSTER) down --purge
 	$(CLUSTER) up --kubernetes $(KUBE) --feature-gates $(GATES)
@@ -167,4 +171,4 @@ demo-down: $(CLUSTER) ## End the demo and leave nothing behind
 	@$(CLUSTER) down --purge
 	@rm -rf $(DEMO)
 
-.PHONY: FORCE help setup build test lint helm programs-debug programs-release images images-check deny unit install-yaml torture doc e2e fuzz bench contract demo demo-down
+.PHONY: FORCE help setup build test lint helm neighbours programs-debug programs-release images images-check deny unit install-yaml torture doc e2e fuzz bench contract demo demo-down

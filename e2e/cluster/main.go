@@ -15,6 +15,8 @@ const usage = `kerf-cluster: a real Kubernetes on this machine, in namespaces of
 
   kerf-cluster build [--kubernetes V | helm]  build Kubernetes V, containerd, the CNI plugins and Helm, or Helm alone,
                                               into the cache
+  kerf-cluster neighbours FOLDER LINKS        build the programs of others that each module in FOLDER names into the
+                                              cache, and link them in the folder LINKS
   kerf-cluster up [--kubernetes V] [--feature-gates G] [--runtime-config R] [--nodes A,B | --control-plane-only]
                                               build what is missing, start the cluster, wait until its nodes are Ready
   kerf-cluster down [--purge]                 power the cluster off; --purge also removes all it knows
@@ -61,6 +63,7 @@ var commands = map[string]command{
 	"kill":       func(args []string) error { return cmdComponent("kill", args) },
 	"restart":    func(args []string) error { return cmdComponent("restart", args) },
 	"load-image": cmdLoadImage,
+	"neighbours": cmdNeighbours,
 	"power-off":  cmdPowerOff,
 }
 
