@@ -22,5 +22,6 @@ mod restarts;
 mod rights;
 mod server;
 mod simulated;
+mod takeover;
 mod torture;
 mod webhook;

@@ -207,11 +207,14 @@ impl Record {
         partitions.map(|result| &result.device).filter(move |device| !has_place(device))
     }
 
-    /// `namespace/name (uid)`, for messages; the UID alone where the name is not known.
+    /// `namespace/name (uid)`, for messages.
     pub(super) fn describe_claim(&self) -> String {
         let ClaimRef { uid, namespace, name, .. } = &self.claim;
-        let claim = if name.is_empty() { uid.clone() } else { format!("{namespace}/{name} ({uid})") };
-        if self.former { format!("{claim}, which NVIDIA's DRA driver has prepared,") } else { claim }
+        match (self.former, name.is_empty()) {
+            (false, _) => format!("{namespace}/{name} ({uid})"),
+            (true, false) => format!("{namespace}/{name} ({uid}), which NVIDIA's DRA driver has prepared,"),
+            (true, true) => format!("{uid}, which NVIDIA's DRA driver has prepared,"),
+        }
     }
 
     /// Whether an instance of this claim may be on a GPU.

@@ -11,6 +11,7 @@ mod engine;
 mod engine_crash;
 mod engine_failures;
 mod engine_foreign;
+mod engine_former;
 mod engine_mode;
 mod engine_node;
 mod engine_reconcile;

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "src/engine/errors.rs",
+    "src/engine/former/mod.rs",
     "src/engine/journal.rs",
     "src/engine/locks.rs",
     "src/claim/mod.rs",

@@ -124,7 +124,8 @@ impl FormerDriver {
 
     /// Removes the notes about claims that are in no checkpoint any more.
     fn tidy(&self, listed: &[Held]) {
-        for entry in fs::read_dir(&self.released).into_iter().flatten().flatten() {
+        let Ok(entries) = fs::read_dir(&self.released) else { return };
+        for entry in entries.flatten() {
             let name = entry.file_name();
             if !listed.iter().any(|held| *held.uid == *name)
                 && let Err(error) = fs::remove_file(entry.path())
