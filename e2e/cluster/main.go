@@ -15,8 +15,8 @@ const usage = `kerf-cluster: a real Kubernetes on this machine, in namespaces of
 
   kerf-cluster build [--kubernetes V | helm]  build Kubernetes V, containerd, the CNI plugins and Helm, or Helm alone,
                                               into the cache
-  kerf-cluster neighbours FOLDER LINKS        build the programs of others that each module in FOLDER names into the
-                                              cache, and link them in the folder LINKS
+  kerf-cluster neighbours FOLDER LINKS        build the programs that each module in FOLDER names, programs of others,
+                                              into the cache; LINKS then leads to those of each by its folder's name
   kerf-cluster up [--kubernetes V] [--feature-gates G] [--runtime-config R] [--nodes A,B | --control-plane-only]
                                               build what is missing, start the cluster, wait until its nodes are Ready
   kerf-cluster down [--purge]                 power the cluster off; --purge also removes all it knows

@@ -17,7 +17,7 @@ func cmdNeighbours(args []string) error {
 		return err
 	}
 	if len(words) != 2 || len(rest) > 0 {
-		return usageError("neighbours takes the folder with their modules, and the folder in which to link the programs")
+		return usageError("neighbours takes the folder with their modules, and the folder in which to link what is built of each")
 	}
 	from, links := words[0], words[1]
 	modules, err := filepath.Glob(filepath.Join(from, "*", "go.mod"))
@@ -27,27 +27,14 @@ func cmdNeighbours(args []string) error {
 	if len(modules) == 0 {
 		return fmt.Errorf("there is no go.mod in the folders of %s", from)
 	}
-	programs := map[string]string{}
+	built := map[string]string{}
 	for _, module := range modules {
-		dir, err := buildNeighbour(filepath.Dir(module))
-		if err != nil {
+		folder := filepath.Dir(module)
+		if built[filepath.Base(folder)], err = buildNeighbour(folder); err != nil {
 			return err
-		}
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			return err
-		}
-		for _, entry := range entries {
-			name, path := entry.Name(), filepath.Join(dir, entry.Name())
-			if other, taken := programs[name]; taken {
-				return fmt.Errorf("two neighbours have a program %s: %s and %s", name, other, path)
-			}
-			if name != recipeFile {
-				programs[name] = path
-			}
 		}
 	}
-	return linkAll(links, programs)
+	return linkAll(links, built)
 }
 
 // buildNeighbour makes the programs of one module, by the versions that its go.sum holds. They reach NVML through cgo.

@@ -109,6 +109,13 @@ impl Cluster {
         checked(output, &format!("kerf-cluster {}", arguments.join(" "))).map(|_| ())
     }
 
+    /// The command that runs another one in the first node's namespaces; it becomes that command, and keeps its process id.
+    pub fn inside_node(&self) -> Result<Vec<String>> {
+        let tool = self.tool.as_ref().and_then(|tool| tool.to_str());
+        let tool = tool.context("this needs a cluster that kerf-cluster started: KERF_CLUSTER is not set")?;
+        Ok([tool, "exec", "--node", &self.node()?.name, "--"].map(str::to_owned).to_vec())
+    }
+
     /// Runs `kubectl` as the admin and returns what it prints.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let output = Command::new("kubectl")

@@ -28,7 +28,7 @@ pub use cluster::{Cluster, NodePaths};
 pub use installation::{Installation, Part};
 pub use kubelet::{Kubelet, claim_ref};
 pub use manifest::{Claim, Pod, Request};
-pub use neighbours::{View, neighbour};
+pub use neighbours::{Neighbours, neighbour};
 pub use program::{Program, built};
 pub use setting::setting;
 pub use simulation::{GpuState, InstanceState, NodeFile, Simulation};

@@ -35,8 +35,25 @@ const VIDEO: u32 = 44;
 /// Marks a directory as a driver root of ours, and is locked by the daemon that serves it.
 const MARKER: &str = ".nvml-sim";
 
+/// NVIDIA's number among PCI vendors, and the class of its GPUs for data centres: a 3D controller (PCI Code and ID Assignment).
+const NVIDIA_VENDOR: u16 = 0x10de;
+const CONTROLLER_3D: u32 = 0x03_0200;
+
+/// The lines of a PCI device's `resource` (Linux Documentation/PCI/sysfs-pci.rst), one a region: six of its own, the ROM, six of
+/// virtual functions. Nobody can map a simulated GPU: all are empty.
+const PCI_REGIONS: usize = 13;
+const NO_REGION: &str = "0x0000000000000000 0x0000000000000000 0x0000000000000000";
+
 /// The directory of the loaded kernel module. Its inode tells one loading from the next.
 const MODULE: &str = "sys/module/nvidia";
+
+/// What the kernel lists of it and of the driver's other modules (proc_modules(5)): who uses whom, as the driver loads them.
+const MODULES: &str = "proc/modules";
+const LOADED: &str = "\
+    nvidia_uvm 4947968 0 - Live 0x0000000000000000 (POE)\n\
+    nvidia_drm 118784 0 - Live 0x0000000000000000 (POE)\n\
+    nvidia_modeset 1540096 1 nvidia_drm, Live 0x0000000000000000 (POE)\n\
+    nvidia 62623744 2 nvidia_uvm,nvidia_modeset, Live 0x0000000000000000 (POE)\n";
 
 /// The kernel's boot id (random(4)): the node boots when the simulator starts, and when it is told to.
 const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
@@ -147,6 +164,7 @@ impl Layout {
     /// The kernel module is loaded, or unloaded and loaded again.
     pub(super) fn load_module(&self) -> io::Result<()> {
         unload_module(&self.root)?;
+        put(&self.root.join(MODULES), LOADED.to_owned())?;
         fs::create_dir_all(self.root.join(MODULE))
     }
 
@@ -258,17 +276,28 @@ impl Layout {
         let directory = self.root.join("sys").join(&place);
         let device = gpu.product.pci_device_ids.first().copied().unwrap_or(0);
         for (name, content) in [
-            ("vendor", "0x10de".to_owned()),
+            ("vendor", format!("{NVIDIA_VENDOR:#06x}")),
             ("device", format!("{device:#06x}")),
-            ("class", "0x030200".to_owned()),
+            ("class", format!("{CONTROLLER_3D:#08x}")),
             ("numa_node", gpu.numa_node.map_or_else(|| "-1".to_owned(), |node| node.to_string())),
+            ("resource", [NO_REGION; PCI_REGIONS].join("\n")),
         ] {
             put(&directory.join(name), content + "\n")?;
         }
+        fs::write(directory.join("config"), pci_config(device))?;
         let all = self.root.join("sys/bus/pci/devices");
         fs::create_dir_all(&all)?;
         std::os::unix::fs::symlink(format!("../../../{place}"), all.join(address))
     }
+}
+
+/// The configuration space of a GPU (PCI Local Bus Specification 3.0, 6.1): who it is, and no list of capabilities.
+fn pci_config(device: u16) -> [u8; 256] {
+    let mut space = [0; 256];
+    space[0..2].copy_from_slice(&NVIDIA_VENDOR.to_le_bytes());
+    space[2..4].copy_from_slice(&device.to_le_bytes());
+    space[9..12].copy_from_slice(&CONTROLLER_3D.to_le_bytes()[..3]);
+    space
 }
 
 /// Takes a directory for this daemon.

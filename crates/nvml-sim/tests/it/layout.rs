@@ -92,6 +92,26 @@ fn sysfs_leads_to_the_root_complex() {
     assert_eq!(read("0000:3b:00.0", "device"), "0x2330\n");
 }
 
+/// What NVIDIA's Go programs read beside NVML (nvpci of go-nvlib, and mig-parted).
+#[test]
+fn the_kernel_lists_modules_and_pci_devices_as_programs_read_them() {
+    let sim = Sim::start(&node("gpus: [{product: h100-80gb}]"));
+    let modules = fs::read_to_string(sim.root().join("proc/modules")).unwrap();
+    assert!(modules.lines().any(|line| line.split(' ').next() == Some("nvidia")), "{modules}");
+    let device = sim.root().join("sys/bus/pci/devices/0000:3b:00.0");
+    let regions = fs::read_to_string(device.join("resource")).unwrap();
+    assert_eq!(regions.lines().count(), 13);
+    assert!(regions.lines().all(|line| line.split(' ').count() == 3), "{regions}");
+    let config = fs::read(device.join("config")).unwrap();
+    assert_eq!(config.len(), 256);
+    let number = |at: usize| format!("{:#06x}\n", u16::from_le_bytes([config[at], config[at + 1]]));
+    let read = |file: &str| fs::read_to_string(device.join(file)).unwrap();
+    assert_eq!((number(0), number(2)), (read("vendor"), read("device")));
+    let class = u32::from_le_bytes([config[9], config[10], config[11], 0]);
+    assert_eq!(format!("{class:#08x}\n"), read("class"));
+    assert_eq!(config[6] & 0x10, 0, "no list of capabilities to follow");
+}
+
 #[test]
 fn the_library_is_installed_as_a_drivers() {
     let sim = Sim::start(&node("gpus: []"));
