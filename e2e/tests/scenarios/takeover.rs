@@ -118,7 +118,7 @@ async fn told_at_the_node(world: &World, words: &str) -> Result<()> {
 /// should.
 #[tokio::test]
 async fn pods_of_the_former_driver_run_on() {
-    scenario("takeover", NodeFile::new().gpus("h100-80gb", 2), async |world| {
+    scenario("takeover", NodeFile::new().gpus("h100-80gb", 3), async |world| {
         leave(world).await?;
         let mut former = start(world).await?;
         world.run_ready("whole", &Claim::of(&[Request::gpu("gpu")])).await?;
@@ -129,7 +129,7 @@ async fn pods_of_the_former_driver_run_on() {
         // A node belongs to one of the two.
         world.kerf.keep_plugin_away(false).await?;
         told_at_the_node(world, "NVIDIA's DRA driver runs on this node").await?;
-        world.run_ready("late", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
+        world.run_ready("late", &Claim::of(&[Request::gpu("gpu")])).await?;
         world.delete("late").await?;
 
         former.terminate().await?;
@@ -139,14 +139,17 @@ async fn pods_of_the_former_driver_run_on() {
         for pod in ["whole", "slice"] {
             world.undisturbed(pod).await?;
         }
-        let all = blocked_for(world, names::FORMER_DRIVER, &[1, 1]).await?;
-        let whole = all.iter().position(|gpu| gpu[0].placement.is_none()).context("a whole GPU is held")?;
-        let at = all[1 - whole][0].placement.context("a slice is held")?;
+        let all = blocked_for(world, names::FORMER_DRIVER, &[1, 1, 0]).await?;
+        let whole = all[0][0].placement.is_none();
+        ensure!(whole && all[1][0].placement.is_some_and(|at| (at.start, at.size) == (0, 1)), "{all:?}");
         let held = tainted(world).await?;
-        let all_of_one = world.devices().await?.len() / 2;
-        // All of one GPU; of the other the GPU and whatever has the slice.
-        ensure!(held.len() > all_of_one + 3 && held.len() < 2 * all_of_one, "{at:?}: {held:?}");
+        let of = |gpu: &str| held.iter().filter(|device| device.starts_with(gpu)).count();
+        let all_of_one = world.devices().await?.len() / 3;
+        ensure!(of("gpu-3b-00-0") == all_of_one && of("gpu-47-00-0") < all_of_one, "{held:?}");
+        let (first, last) = ("gpu-47-00-0-mig-1g10gb-0".to_owned(), "gpu-47-00-0-mig-1g10gb-1".to_owned());
+        ensure!(held.contains(&first) && held.contains(&"gpu-47-00-0".to_owned()) && !held.contains(&last), "{held:?}");
 
+        world.run_ready("rest", &Claim::of(&[Request::gpu("gpu")])).await?;
         world.run("another", &Claim::of(&[Request::gpu("gpu")])).await?;
         world.waits("another").await?;
         world.run_ready("beside", &Claim::of(&[Request::mig("gpu", "3g.40gb")])).await?;
@@ -158,7 +161,7 @@ async fn pods_of_the_former_driver_run_on() {
         world.ready("another").await?;
         world.delete("another").await?;
         world.delete("slice").await?;
-        blocked_for(world, names::FORMER_DRIVER, &[0, 0]).await?;
+        blocked_for(world, names::FORMER_DRIVER, &[0, 0, 0]).await?;
         let left = world.instances(1).await?;
         ensure!(left[0].1.compute_instances[0].uuid == mig[0], "the slice is nobody's now: {left:?}");
         world.kerf.expect_end(Part::KubeletPlugin).await?;
@@ -173,7 +176,7 @@ async fn pods_of_the_former_driver_run_on() {
         // And back: it is told of the claims that have ended meanwhile by the removal of its checkpoint.
         leave(world).await?;
         std::fs::remove_file(checkpoint(world)?)?;
-        serves(world).await
+        serves(world, "back").await
     })
     .await;
 }
@@ -183,25 +186,26 @@ async fn pods_of_the_former_driver_run_on() {
 async fn a_drained_node_changes_hands() {
     scenario("takeover_drained", NodeFile::new().gpus("h100-80gb", 1), async |world| {
         leave(world).await?;
-        serves(world).await?;
+        serves(world, "before").await?;
         arrive(world).await?;
         ensure!(tainted(world).await?.is_empty() && blocked(world).await? == [vec![]], "nothing is held");
         world.run_ready("slice", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
         world.delete("slice").await?;
         leave(world).await?;
-        serves(world).await?;
+        serves(world, "after").await?;
         arrive(world).await
     })
     .await;
 }
 
 /// It serves the node: pods with a slice and with a whole GPU come and go. Then it ends.
-async fn serves(world: &World) -> Result<()> {
+async fn serves(world: &World, when: &str) -> Result<()> {
     let mut former = start(world).await?;
-    for (pod, request) in [("its-slice", Request::mig("gpu", "1g.10gb")), ("its-gpu", Request::gpu("gpu"))] {
-        world.run_ready(pod, &Claim::of(&[request])).await?;
-        ensure!(world.allocated(pod).await?[0].device.starts_with("gpu-0"), "a device of that driver");
-        world.delete(pod).await?;
+    for (what, request) in [("slice", Request::mig("gpu", "1g.10gb")), ("gpu", Request::gpu("gpu"))] {
+        let pod = format!("{when}-{what}");
+        world.run_ready(&pod, &Claim::of(&[request])).await?;
+        ensure!(world.allocated(&pod).await?[0].device.starts_with("gpu-0"), "a device of that driver");
+        world.delete(&pod).await?;
     }
     former.terminate().await?;
     Ok(())

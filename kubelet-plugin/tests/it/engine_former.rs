@@ -88,6 +88,23 @@ fn release(engine: &Engine, uid: &str) {
     assert_eq!(engine.unprepare(uid, late()).unwrap(), Released::Gone);
 }
 
+/// The very file that v0.5.0 has written on a node like this one.
+#[test]
+fn a_genuine_checkpoint_is_understood() {
+    let left = Left::new();
+    let file = include_str!("../former/checkpoint-0.5.0.json");
+    let mut file: Value = serde_json::from_str(file).unwrap();
+    file["v2"]["nodeBootID"] = left.node.settings().boot_id.into();
+    fs::write(&left.checkpoint, file.to_string()).unwrap();
+    assert_eq!(left.uuid(GPU), "GPU-03f5746e-d728-51ca-b05f-ee0127ce0ed8", "the GPUs are those of the file");
+    let engine = left.node.engine();
+    for device in [GPU, MIG_1G, SECOND, SECOND_1G] {
+        let error = refused(&engine, &claim("new", &[device]));
+        assert!(error.contains("which NVIDIA's DRA driver has prepared"), "{error}");
+    }
+    prepare(&engine, &claim("new", &["gpu-47-00-0-mig-1g10gb-1"])).unwrap();
+}
+
 #[test]
 fn a_whole_gpu_is_held_until_the_kubelet_releases_it() {
     let left = Left::new();

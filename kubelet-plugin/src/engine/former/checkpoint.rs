@@ -287,6 +287,35 @@ mod tests {
         parse(value.to_string().as_bytes(), DRIVER, "this boot")
     }
 
+    /// As v0.5.0 has written it, with a whole GPU and an instance.
+    const GENUINE: &str = include_str!("../../../tests/former/checkpoint-0.5.0.json");
+    const BOOT: &str = "c4a5781e-c747-42a7-87c7-a5b1523ce894";
+
+    /// Both parts of the file say the same of claims that are prepared whole; an old version wrote the first alone.
+    #[test]
+    fn a_genuine_file_is_read() {
+        let device = |what| vec![HeldDevice { request: "gpu".into(), what }];
+        let uuid = |uuid: &str| Which::Uuid(uuid.into());
+        let devices = [
+            device(What::Gpu(uuid("GPU-03f5746e-d728-51ca-b05f-ee0127ce0ed8"))),
+            device(What::Instance {
+                gpu: uuid("GPU-7c4a47cb-ea7f-52ae-a268-64e99f28cda6"),
+                id: Some(7),
+                cut: Some(Cut { profile_id: 19, start: 0 }),
+            }),
+        ];
+        let of = |held: Vec<Held>| held.into_iter().map(|held| held.devices).collect::<Vec<_>>();
+        assert_eq!(of(parse(GENUINE.as_bytes(), DRIVER, BOOT).unwrap()), devices);
+        assert_eq!(parse(GENUINE.as_bytes(), DRIVER, "another boot"), Ok(vec![]));
+
+        let mut old: Value = serde_json::from_str(GENUINE).unwrap();
+        old.as_object_mut().unwrap().remove("v2");
+        assert_eq!(of(parse(old.to_string().as_bytes(), DRIVER, "another boot").unwrap()), devices);
+        for length in 0..GENUINE.len() {
+            assert!(parse(&GENUINE.as_bytes()[..length], DRIVER, BOOT).is_err(), "cut off after {length} bytes");
+        }
+    }
+
     fn instance() -> Value {
         json!({"gpu": null, "mig": {
             "concrete": {"parentMinor": 1, "giId": 9, "ciId": 0, "migUUID": "MIG-1", "parentUUID": "GPU-2"},
