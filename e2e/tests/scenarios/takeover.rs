@@ -5,12 +5,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{ContainerStatus, Event};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kerf_api::{Blocked, names};
-use kerf_e2e::{Claim, Neighbours, NodeFile, Part, Program, Request, World, eventually, neighbour, scenario};
+use kerf_e2e::{Claim, Neighbours, NodeFile, Part, Pod, Program, Request, World, eventually, neighbour, scenario};
 use kube::Api;
 use kube::api::ListParams;
+use serde_json::json;
 
 /// How long its slices may stay after it has ended: the kubelet wipes them after 30 s.
 const WIPED: Duration = Duration::from_secs(60);
@@ -65,9 +66,10 @@ async fn arrive(world: &mut World) -> Result<()> {
 
 async fn offers_its_own(world: &World) -> Result<()> {
     eventually("kerf's devices are published", WIPED, async || {
+        world.published().await?;
         let devices = world.devices().await?;
-        let own = devices.iter().filter(|device| device.starts_with("gpu-3b-00-0")).count();
-        Ok((own > 0 && !devices.iter().any(|device| device == "gpu-0")).then_some(()))
+        let is_whole = |device: &&String| device.as_str() == "gpu-3b-00-0" || device.as_str() == "gpu-0";
+        Ok((devices.iter().filter(is_whole).collect::<Vec<_>>() == ["gpu-3b-00-0"]).then_some(()))
     })
     .await
 }
@@ -122,7 +124,11 @@ async fn pods_of_the_former_driver_run_on() {
         leave(world).await?;
         let mut former = start(world).await?;
         world.run_ready("whole", &Claim::of(&[Request::gpu("gpu")])).await?;
-        world.run_ready("slice", &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
+        world.create(&Claim::of(&[Request::mig("gpu", "1g.10gb")]).template("slice")).await?;
+        let mut slice = Pod::from_template("slice", "slice").object();
+        slice["spec"]["restartPolicy"] = json!("Always");
+        world.create(&slice).await?;
+        world.ready("slice").await?;
         let (gpu, mig) = (world.gpu_uuids("whole", "main")?, world.mig_uuids("slice", "main")?);
         ensure!(gpu.len() == 1 && mig.len() == 1, "{gpu:?} {mig:?}");
 
@@ -156,21 +162,34 @@ async fn pods_of_the_former_driver_run_on() {
         world.delete("beside").await?;
         ensure!(world.mig_uuids("slice", "main")? == mig && world.gpu_uuids("whole", "main")? == gpu, "as before");
 
+        // Its containers are started again from the CDI file that is there.
+        world.shell("slice", "main", "kill 1")?;
+        eventually("the container is started again", world.patience, async || {
+            let statuses = world.pods().get("slice").await?.status.and_then(|status| status.container_statuses);
+            let is_back = |status: &ContainerStatus| status.restart_count == 1 && status.ready;
+            Ok(statuses.into_iter().flatten().any(|status| is_back(&status)).then_some(()))
+        })
+        .await?;
+        ensure!(world.mig_uuids("slice", "main")? == mig, "with the same slice");
+
         // The kubelet has kerf release them.
         world.delete("whole").await?;
         world.ready("another").await?;
         world.delete("another").await?;
+        world.delete("rest").await?;
         world.delete("slice").await?;
         blocked_for(world, names::FORMER_DRIVER, &[0, 0, 0]).await?;
         let left = world.instances(1).await?;
         ensure!(left[0].1.compute_instances[0].uuid == mig[0], "the slice is nobody's now: {left:?}");
         world.kerf.expect_end(Part::KubeletPlugin).await?;
-        world.kerf.upgrade(&["--set", "foreignInstances=delete"])?;
-        world.instances(0).await?;
+        world.kerf.upgrade(&["--set", "foreignInstances=adopt"])?;
         eventually("everything is offered again", world.patience, async || {
             Ok(blocked(world).await?.iter().all(Vec::is_empty).then_some(()))
         })
         .await?;
+        world.run_ready("all", &Claim::of(&[Request::gpu("gpu").count(3)])).await?;
+        world.instances(0).await?;
+        world.delete("all").await?;
         ensure!(std::fs::read(checkpoint(world)?)? == before, "its checkpoint is not kerf's to write");
 
         // And back: it is told of the claims that have ended meanwhile by the removal of its checkpoint.
@@ -226,11 +245,13 @@ async fn compute_domains_are_served_beside_kerf() {
         world.apply(COMPUTE_DOMAINS)?;
         let name = "compute-domain-kubelet-plugin";
         let (mut command, log) = command(world, name)?;
-        // Channels between nodes belong to drivers that are newer than the simulated one: the kernel's list of devices has a line more.
+        // Channels between nodes, and these two gates, belong to drivers that are newer than the simulated one: with those the
+        // kernel's list of devices has a line more.
         let devices = std::fs::read_to_string(world.simulation.root().join("proc/devices"))?;
         let with_channels = log.with_file_name("devices");
         std::fs::write(&with_channels, devices.replace("\nBlock", "235 nvidia-caps-imex-channels\n\nBlock"))?;
         command.args(["--namespace", world.namespace()]).env("ALT_PROC_DEVICES_PATH", with_channels);
+        command.arg("--feature-gates=IMEXDaemonsWithDNSNames=false,ComputeDomainCliques=false");
         let mut plugin = Program::start(name, command, &log)?;
         let api: Api<ResourceSlice> = Api::all(world.client.clone());
         let theirs = ListParams::default().fields("spec.driver=compute-domain.nvidia.com");
@@ -257,7 +278,10 @@ async fn compute_domains_are_served_beside_kerf() {
         offers_its_own(world).await?;
         world.delete("slice").await?;
         eventually("compute domains are offered no more", WIPED, async || Ok((offered().await? == 0).then_some(())))
-            .await
+            .await?;
+        // What it leaves is not kerf's to remove.
+        let base = world.cluster.node()?.cdi_root.join("k8s.compute-domain.nvidia.com-device_base.yaml");
+        Ok(std::fs::remove_file(base)?)
     })
     .await;
 }

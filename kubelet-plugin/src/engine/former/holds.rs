@@ -21,8 +21,8 @@ pub(super) struct Seen {
     pub(super) mig: Option<(Arc<Geometry>, Vec<GpuInstance>)>,
 }
 
-/// The record that stands for a claim. `Err` with a device whose GPU is none of `seen`.
-pub(super) fn record<'a>(held: &'a Held, seen: &[Seen], epoch: &Epoch) -> Result<Record, &'a Which> {
+/// The record that stands for a claim, and a GPU that it has and that is none of `seen`: of that one nothing is held.
+pub(super) fn record<'a>(held: &'a Held, seen: &[Seen], epoch: &Epoch) -> (Record, Option<&'a Which>) {
     let claim = Claim {
         uid: held.uid.clone(),
         namespace: held.namespace.clone(),
@@ -33,9 +33,13 @@ pub(super) fn record<'a>(held: &'a Held, seen: &[Seen], epoch: &Epoch) -> Result
     let mut record = Record::new(&claim, epoch.clone());
     record.former = true;
     record.phase = if held.complete { Phase::Prepared } else { Phase::Preparing };
+    let mut missing = None;
     for HeldDevice { request, what } in &held.devices {
         let (What::Gpu(which) | What::Instance { gpu: which, .. }) = what;
-        let gpu = seen.iter().find(|gpu| which.is(gpu)).ok_or(which)?;
+        let Some(gpu) = seen.iter().find(|gpu| which.is(gpu)) else {
+            missing = Some(which);
+            continue;
+        };
         let partition = match what {
             What::Gpu(_) => None,
             What::Instance { id, cut, .. } => gpu.partition(*id, *cut),
@@ -55,7 +59,7 @@ pub(super) fn record<'a>(held: &'a Held, seen: &[Seen], epoch: &Epoch) -> Result
         });
         record.partitions.extend(partition);
     }
-    Ok(record)
+    (record, missing)
 }
 
 impl Which {
@@ -114,17 +118,17 @@ mod tests {
         }
     }
 
-    fn of(what: What, seen: &[Seen]) -> Result<Record, Which> {
-        let device = HeldDevice { request: "r".into(), what };
-        let held = Held {
-            uid: "u".into(),
-            namespace: String::new(),
-            name: String::new(),
-            complete: true,
-            devices: vec![device],
-        };
+    fn of(devices: &[What], seen: &[Seen]) -> (Record, Option<Which>) {
+        let devices = devices.iter().map(|what| HeldDevice { request: "r".into(), what: what.clone() });
+        let devices = devices.collect();
+        let held = Held { uid: "u".into(), namespace: String::new(), name: String::new(), complete: true, devices };
         let epoch = Epoch { boot_id: "boot".into(), driver_load: None };
-        record(&held, seen, &epoch).map_err(Clone::clone)
+        let (record, missing) = record(&held, seen, &epoch);
+        (record, missing.cloned())
+    }
+
+    fn whole(uuid: &str) -> What {
+        What::Gpu(Which::Uuid(uuid.into()))
     }
 
     fn instance(id: Option<u32>, cut: Option<Cut>) -> What {
@@ -137,7 +141,7 @@ mod tests {
         let (there, elsewhere) = (Cut { profile_id: 19, start: 3 }, Cut { profile_id: 19, start: 5 });
         let stranger = Cut { profile_id: 99, start: 0 };
         for (what, device, state) in [
-            (What::Gpu(Which::Uuid("GPU-1".into())), "gpu-3b-00-0", None),
+            (whole("GPU-1"), "gpu-3b-00-0", None),
             (What::Gpu(Which::Minor(0)), "gpu-3b-00-0", None),
             (instance(Some(9), Some(there)), "gpu-3b-00-0-mig-1g10gb-3", Some(PartitionState::Carved)),
             (instance(Some(9), None), "gpu-3b-00-0-mig-1g10gb-3", Some(PartitionState::Carved)),
@@ -147,17 +151,24 @@ mod tests {
             (instance(Some(4), Some(stranger)), "gpu-3b-00-0", None),
             (instance(Some(4), None), "gpu-3b-00-0", None),
         ] {
-            let record = of(what.clone(), &[gpu(&[live])]).unwrap();
+            let (record, _) = of(&[what.clone()], &[gpu(&[live])]);
             assert_eq!(record.results[0].device.to_string(), device, "{what:?}");
             assert_eq!(record.partitions.first().map(|partition| partition.state), state, "{what:?}");
         }
         let silent = Seen { mig: None, ..gpu(&[]) };
-        assert_eq!(of(instance(Some(9), Some(there)), &[silent]).unwrap().results[0].device.to_string(), "gpu-3b-00-0");
+        let (record, _) = of(&[instance(Some(9), Some(there))], &[silent]);
+        assert_eq!(record.results[0].device.to_string(), "gpu-3b-00-0");
     }
 
+    /// What is there is held, whatever else the claim has.
     #[test]
     fn a_gpu_that_is_not_there_is_said() {
-        assert_eq!(of(What::Gpu(Which::Uuid("GPU-2".into())), &[gpu(&[])]), Err(Which::Uuid("GPU-2".into())));
-        assert_eq!(of(What::Gpu(Which::Minor(1)), &[gpu(&[])]), Err(Which::Minor(1)));
+        for devices in [[whole("GPU-2"), whole("GPU-1")], [What::Gpu(Which::Minor(0)), whole("GPU-2")]] {
+            let (record, missing) = of(&devices, &[gpu(&[])]);
+            assert_eq!(missing, Some(Which::Uuid("GPU-2".into())));
+            let held: Vec<_> = record.results.iter().map(|result| result.device.to_string()).collect();
+            assert_eq!(held, ["gpu-3b-00-0"]);
+        }
+        assert_eq!(of(&[What::Gpu(Which::Minor(1))], &[gpu(&[])]).1, Some(Which::Minor(1)));
     }
 }

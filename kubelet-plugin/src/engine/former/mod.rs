@@ -116,8 +116,11 @@ impl FormerDriver {
         let write = || {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.released)?;
             let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&marker)?;
-            file.write_all(RELEASED)?;
-            file.sync_all()
+            // On a full disk there is room for the file's name.
+            file.write_all(RELEASED).and_then(|()| file.sync_all()).or_else(|error| match error.kind() {
+                ErrorKind::StorageFull => Ok(()),
+                _ => Err(error),
+            })
         };
         write().map_err(JournalError::new("note the release of a claim in", &marker))
     }
@@ -154,16 +157,19 @@ impl Engine {
         if claims.is_empty() {
             return Ok(Vec::new());
         }
-        let (seen, silent) = self.see_gpus();
+        let (seen, mut silent) = self.see_gpus();
         let epoch = self.epoch();
         let mut records = Vec::new();
         for held in &claims {
-            match (holds::record(held, &seen, &epoch), &silent) {
-                (Ok(record), _) => records.push(record),
+            let (record, missing) = holds::record(held, &seen, &epoch);
+            match (missing, silent.take()) {
+                // It may be the one that does not answer.
+                (Some(_), Some(silent)) => return Err(silent),
                 // It is gone, and nobody is given it.
-                (Err(which), None) => tracing::debug!(claim.uid = held.uid, ?which, "a GPU of a former claim is gone"),
-                (Err(_), Some(_)) => return Err(silent.expect("it was looked at")),
+                (Some(which), None) => tracing::debug!(claim.uid = held.uid, ?which, "a GPU of a former claim is gone"),
+                (None, unchanged) => silent = unchanged,
             }
+            records.push(record);
         }
         Ok(records)
     }
