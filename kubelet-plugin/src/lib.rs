@@ -7,7 +7,8 @@
 //! * [`reconcile`] releases what nobody else will, and goes on with what could not be released.
 //! * [`hook`] is the program that container runtimes run for us.
 //! * [`node_status`], [`lease`] and [`events`] are what the plugin tells the API server.
-//! * [`neighbours`] are the other plugins of this driver on the node, during a rolling update (`HANDOVER.md`).
+//! * [`neighbours`] are the other plugins of this driver on the node, during a rolling update (`HANDOVER.md`), and NVIDIA's DRA
+//!   driver, which has the same name.
 //! * [`metrics`] counts and measures; [`failure`] sorts what goes wrong.
 //! * [`run()`] wires them.
 //!

@@ -96,6 +96,8 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use kerf_mig::{Engines, Profile};
 
     use super::*;
@@ -151,7 +153,7 @@ mod tests {
             (instance(Some(4), Some(stranger)), "gpu-3b-00-0", None),
             (instance(Some(4), None), "gpu-3b-00-0", None),
         ] {
-            let (record, _) = of(&[what.clone()], &[gpu(&[live])]);
+            let (record, _) = of(slice::from_ref(&what), &[gpu(&[live])]);
             assert_eq!(record.results[0].device.to_string(), device, "{what:?}");
             assert_eq!(record.partitions.first().map(|partition| partition.state), state, "{what:?}");
         }
