@@ -14,7 +14,8 @@ const TAKEOVER: Duration = Duration::from_secs(15);
 
 /// What Helm leaves of kerf in the cluster, by kind.
 const KINDS: &str = "all,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,deviceclasses,\
-                     validatingadmissionpolicies,validatingadmissionpolicybindings,poddisruptionbudgets,configmaps,crds";
+                     validatingadmissionpolicies,validatingadmissionpolicybindings,poddisruptionbudgets,configmaps,\
+                     validatingwebhookconfigurations,networkpolicies,secrets,services,jobs,crds";
 
 #[tokio::test]
 async fn kerf_is_removed_and_installed_again_under_running_pods() {
