@@ -155,20 +155,32 @@ contract: ## Check what kerf relies on NVML for, against a driver (DRIVER_ROOT=/
 	cargo run --quiet -p kerf-nvml-contract -- --driver-root $(DRIVER_ROOT) \
 	  $(addprefix --carve ,$(CARVE)) $(addprefix --report ,$(REPORT))
 
-demo: ## Show kerf at work on a cluster of its own with simulated GPUs
+# A KUBECONFIG of the environment is not asked for: only who names it here wants the demo there.
+ifeq ($(origin KUBECONFIG),command line)
+demo: programs-debug helm
+	@env -u KERF_CLUSTER KUBECONFIG=$(abspath $(KUBECONFIG)) $(TARGET)/debug/kerf-demo visit $(VISIT)
+	@echo
+	@echo "kerf goes on running. Look around:  kubectl get gpunodes,resourceslices"
+	@echo "Take it away again:                 make demo-down KUBECONFIG=$(KUBECONFIG)"
+
+demo-down: programs-debug helm
+	@env -u KERF_CLUSTER KUBECONFIG=$(abspath $(KUBECONFIG)) $(TARGET)/debug/kerf-demo leave
+else
+demo: ## Show kerf at work on a cluster of its own with simulated GPUs, or on yours (KUBECONFIG=file)
 	@$(MAKE) --no-print-directory setup images helm
 	@$(MAKE) --no-print-directory demo-down
 	@$(CLUSTER) up --kubernetes $(KUBE) --feature-gates $(GATES)
 	@$(CLUSTER) load-image $(IMAGES)
-	@$(CLUSTER) exec -- $(TARGET)/debug/kerf-demo --state $(DEMO) up
+	@$(CLUSTER) exec -- $(TARGET)/debug/kerf-demo up --state $(DEMO)
 	@echo
 	@echo "kerf goes on running. Look around:  $(CLUSTER) exec -- kubectl get gpunodes,resourceslices"
 	@echo "kubeconfig (inside the cluster's network namespace): $$($(CLUSTER) kubeconfig)"
 	@echo "Stop it and leave nothing behind:   make demo-down"
 
 demo-down: $(CLUSTER) ## End the demo and leave nothing behind
-	@if [ -f $(DEMO)/process ]; then $(TARGET)/debug/kerf-demo --state $(DEMO) down; fi
+	@if [ -f $(DEMO)/process ]; then $(TARGET)/debug/kerf-demo down --state $(DEMO); fi
 	@$(CLUSTER) down --purge
 	@rm -rf $(DEMO)
+endif
 
 .PHONY: FORCE help setup build test lint helm neighbours programs-debug programs-release images images-check deny unit install-yaml torture doc e2e fuzz bench contract demo demo-down

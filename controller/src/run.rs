@@ -128,21 +128,17 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let metrics = Metrics::default();
     let mut parts = Parts(JoinSet::new());
 
-    let watches = Watches {
-        index: index.clone(),
-        readiness: readiness.clone(),
-        doubt: doubt.clone(),
-        metrics: metrics.clone(),
-        stop: stop.clone(),
-    };
+    let watches = Watches { index: index.clone(), doubt: doubt.clone(), metrics: metrics.clone(), stop: stop.clone() };
     let everything = watcher::Config::default;
+    let known = |what| Start { pending: readiness.wait_for(what), optional: false };
     let slices = everything().fields(&format!("spec.driver={driver_name}"));
     let nodes = Api::<PartialObjectMeta<Node>>::all(client.clone());
     let gpu_nodes = Api::<GpuNode>::all(client.clone());
     parts.start(
         "watches ResourceSlices",
-        watches
-            .watch(Api::all(client.clone()), slices, "ResourceSlices", |slice: ResourceSlice| Observed::from(&slice)),
+        watches.watch(Api::all(client.clone()), slices, known("ResourceSlices"), |slice: ResourceSlice| {
+            Observed::from(&slice)
+        }),
     );
     let vacant = Arc::new(Notify::new());
     let (hint, leads, own) = (vacant.clone(), is_leading.clone(), identity.clone());
@@ -153,21 +149,25 @@ pub async fn run(args: Args) -> Result<(), RunError> {
         }
         lease
     };
-    parts.start("watches Leases", watches.watch(leases.clone(), everything(), "Leases", look));
-    parts.start("watches Nodes", watches.watch(nodes, everything(), "Nodes", std::convert::identity));
-    parts.start("watches GpuNodes", watches.watch(gpu_nodes, everything(), "GpuNodes", std::convert::identity));
+    parts.start("watches Leases", watches.watch(leases.clone(), everything(), known("Leases"), look));
+    parts.start("watches Nodes", watches.watch(nodes, everything(), known("Nodes"), std::convert::identity));
+    parts.start("watches GpuNodes", watches.watch(gpu_nodes, everything(), known("GpuNodes"), std::convert::identity));
     let classes = Api::<DeviceClass>::all(client.clone());
-    parts.start("watches DeviceClasses", watches.watch(classes, everything(), "DeviceClasses", std::convert::identity));
+    parts.start(
+        "watches DeviceClasses",
+        watches.watch(classes, everything(), known("DeviceClasses"), std::convert::identity),
+    );
     let policies = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<GpuPolicy>(&()));
-    parts.start("watches GpuPolicies", watches.watch_if_any(policies, everything(), "GpuPolicies", Policy::from));
+    let perhaps = Start { optional: true, ..known("GpuPolicies") };
+    parts.start("watches GpuPolicies", watches.watch(policies, everything(), perhaps, Policy::from));
     let claims = Api::<ResourceClaim>::all(client.clone());
     let driver = driver_name.clone();
     let held = move |claim: ResourceClaim| Holding::of(&driver, &claim);
-    parts.start("watches ResourceClaims", watches.watch(claims, everything(), "ResourceClaims", held));
+    parts.start("watches ResourceClaims", watches.watch(claims, everything(), known("ResourceClaims"), held));
     let file = Api::<ConfigMap>::namespaced(client.clone(), &layouts.namespace);
     let only_it = everything().fields(&format!("metadata.name={}", layouts.name));
     let read = |object: ConfigMap| LayoutFile::read(&object);
-    parts.start("watches the layouts", watches.watch(file, only_it, "the layouts' ConfigMap", read));
+    parts.start("watches the layouts", watches.watch(file, only_it, known("the layouts' ConfigMap"), read));
     let pending = readiness.wait_for("API server features");
     let (probing_client, probed) = (client.clone(), features.clone());
     let probing =
@@ -249,7 +249,6 @@ fn kept<U: Upkeep + 'static>(
 /// What all watches share.
 struct Watches {
     index: SharedIndex,
-    readiness: Readiness,
     doubt: Arc<Notify>,
     metrics: Metrics,
     stop: CancellationToken,
@@ -260,43 +259,8 @@ impl Watches {
         &self,
         api: Api<K>,
         config: watcher::Config,
-        what: &'static str,
-        convert: F,
-    ) -> impl Future<Output = Result<(), RunError>> + Send + use<K, T, F>
-    where
-        F: Fn(K) -> T + Send + 'static,
-        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-        T: Send + 'static,
-        Index: Feed<T>,
-    {
-        let start = Start { pending: self.readiness.wait_for(what), optional: false };
-        self.feed(api, config, convert, start)
-    }
-
-    /// The same for a kind that the API server may not know.
-    fn watch_if_any<K, T, F>(
-        &self,
-        api: Api<K>,
-        config: watcher::Config,
-        what: &'static str,
-        convert: F,
-    ) -> impl Future<Output = Result<(), RunError>> + Send + use<K, T, F>
-    where
-        F: Fn(K) -> T + Send + 'static,
-        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-        T: Send + 'static,
-        Index: Feed<T>,
-    {
-        let start = Start { pending: self.readiness.wait_for(what), optional: true };
-        self.feed(api, config, convert, start)
-    }
-
-    fn feed<K, T, F>(
-        &self,
-        api: Api<K>,
-        config: watcher::Config,
-        convert: F,
         start: Start,
+        convert: F,
     ) -> impl Future<Output = Result<(), RunError>> + Send + use<K, T, F>
     where
         F: Fn(K) -> T + Send + 'static,

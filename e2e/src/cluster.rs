@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::Node;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -60,8 +61,11 @@ impl Cluster {
         let version: Value = serde_json::from_str(&cluster.kubectl(&["version", "-o", "json"])?)?;
         let version = version["serverVersion"]["gitVersion"].as_str().context("the server tells no version")?;
         version.trim_start_matches('v').clone_into(&mut cluster.status.kubernetes);
+        let mut nodes: Value = serde_json::from_str(&cluster.kubectl(&["get", "nodes", "-o", "json"])?)?;
+        let nodes: Vec<Node> = serde_json::from_value(nodes["items"].take())?;
+        let name = nodes.into_iter().filter(takes_pods).find_map(|node| node.metadata.name);
         cluster.status.nodes.push(NodePaths {
-            name: cluster.kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"])?,
+            name: name.context("no node of the cluster is ready and takes any pod")?,
             kubelet_root: PathBuf::from("/var/lib/kubelet"),
             cdi_root: PathBuf::from("/var/run/cdi"),
         });
@@ -127,6 +131,15 @@ impl Cluster {
         let text = checked(output, &format!("kubectl {}", arguments.join(" ")))?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
+}
+
+/// Whether a node is ready, and no taint keeps pods away.
+fn takes_pods(node: &Node) -> bool {
+    let spec = node.spec.clone().unwrap_or_default();
+    let away = spec.taints.unwrap_or_default().iter().any(|taint| taint.effect != "PreferNoSchedule");
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let ready = conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    ready && !away && spec.unschedulable != Some(true)
 }
 
 /// The standard output of a command that must have succeeded.

@@ -1,8 +1,8 @@
 //! The harness of kerf's end-to-end tests, demo and benchmarks.
 //!
 //! Everything here acts on a real Kubernetes: `kerf-cluster` (the Go module beside this crate) starts it, [`Installation`]
-//! runs kerf's two programs on it under their own ServiceAccounts, [`Simulation`] stands in for the GPUs, and [`World`]
-//! puts the three together for one scenario. [`Account`] is one who acts on its own; [`render`] and what belongs to it look at
+//! runs kerf's two programs on it under their own ServiceAccounts, [`Simulation`] stands in for the GPUs, [`Tenant`] is a user's
+//! namespace, and [`World`] puts them together for one scenario. [`Account`] is one who acts on its own; [`render`] and what belongs to it look at
 //! the chart, without a cluster.
 //!
 //! Architecture invariant: no part of Kubernetes is replaced here. What a scenario sees, a user's cluster would show.
@@ -19,6 +19,7 @@ mod neighbours;
 mod program;
 mod setting;
 mod simulation;
+mod tenant;
 mod wait;
 mod world;
 
@@ -32,5 +33,6 @@ pub use neighbours::{Neighbours, neighbour};
 pub use program::{Program, built};
 pub use setting::setting;
 pub use simulation::{GpuState, InstanceState, NodeFile, Simulation};
+pub use tenant::Tenant;
 pub use wait::{eventually, never};
 pub use world::{World, scenario};

@@ -118,6 +118,7 @@ pub struct Pod {
     name: String,
     claim: Value,
     containers: Vec<Value>,
+    image: Option<String>,
 }
 
 impl Pod {
@@ -132,13 +133,18 @@ impl Pod {
     }
 
     fn new(name: &str, claim: Value) -> Pod {
-        Pod { name: name.to_owned(), claim, containers: Vec::new() }
+        Pod { name: name.to_owned(), claim, containers: Vec::new(), image: None }
     }
 
     /// Adds a container that gets the devices of one request of the claim.
     pub fn container(mut self, name: &str, request: &str) -> Pod {
         self.containers.push(container(name, &json!({ "name": "gpu", "request": request })));
         self
+    }
+
+    /// Its containers are of this image, which the node may have to pull.
+    pub fn image(self, image: &str) -> Pod {
+        Pod { image: Some(image.to_owned()), ..self }
     }
 
     /// The pod's name.
@@ -148,10 +154,16 @@ impl Pod {
 
     /// The object. Without containers of its own it has one, `main`, with all devices of the claim.
     pub fn object(&self) -> Value {
-        let containers = match self.containers.as_slice() {
+        let mut containers = match self.containers.as_slice() {
             [] => vec![container("main", &json!({ "name": "gpu" }))],
             containers => containers.to_vec(),
         };
+        if let Some(image) = &self.image {
+            for container in &mut containers {
+                container["image"] = json!(image);
+                container["imagePullPolicy"] = json!("IfNotPresent");
+            }
+        }
         json!({
             "apiVersion": "v1",
             "kind": "Pod",

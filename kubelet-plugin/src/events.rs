@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::claim::ClaimRef;
+use crate::metrics::{Metrics, Report};
 
 /// Events that wait for a slow API server. More than these are dropped: the log has them all.
 const QUEUE: usize = 64;
@@ -36,6 +37,7 @@ const NAME_BYTES: usize = 253;
 #[derive(Clone, Debug)]
 pub struct Events {
     queue: mpsc::Sender<Happening>,
+    metrics: Metrics,
     node_name: String,
 }
 
@@ -43,6 +45,7 @@ pub struct Events {
 #[derive(Debug)]
 pub struct EventWriter {
     queue: mpsc::Receiver<Happening>,
+    metrics: Metrics,
     node_name: String,
     written: HashMap<Happening, Written>,
 }
@@ -69,11 +72,11 @@ struct Written {
 }
 
 /// A pair of ends: to report and to write.
-pub fn channel(node_name: &str) -> (Events, EventWriter) {
+pub fn channel(node_name: &str, metrics: &Metrics) -> (Events, EventWriter) {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let node_name = node_name.to_owned();
-    let events = Events { queue: sender, node_name: node_name.clone() };
-    (events, EventWriter { queue: receiver, node_name, written: HashMap::new() })
+    let events = Events { queue: sender, node_name: node_name.clone(), metrics: metrics.clone() };
+    (events, EventWriter { queue: receiver, node_name, written: HashMap::new(), metrics: metrics.clone() })
 }
 
 impl Events {
@@ -100,6 +103,7 @@ impl Events {
     fn report(&self, about: About, reason: &str, message: &str) {
         let happening = Happening { about, reason: reason.to_owned(), message: message.to_owned() };
         if self.queue.try_send(happening).is_err() {
+            self.metrics.unwritten(Report::Event);
             tracing::warn!(node = self.node_name, reason, what = message, "event dropped: the queue is full or closed");
         }
     }
@@ -117,6 +121,7 @@ impl EventWriter {
         while let Some(happening) = self.queue.recv().await {
             let api: Api<Event> = Api::namespaced(client.clone(), happening.about.namespace());
             if let Err(error) = self.write(&api, &happening).await {
+                self.metrics.unwritten(Report::Event);
                 let Happening { reason, message, .. } = &happening;
                 tracing::warn!(reason, what = message, error = &error as &dyn std::error::Error, "event not written");
             }

@@ -18,6 +18,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::metrics::{Metrics, Report};
 use crate::node::{self, NodeError};
 
 /// How often the lease is renewed: thrice in the time it is good for, so that one lost renewal does no harm.
@@ -65,13 +66,21 @@ pub struct NodeLease {
     name: String,
     node_name: String,
     holder: Holder,
+    metrics: Metrics,
 }
 
 impl NodeLease {
     /// The lease of `node_name` in kerf's namespace; nothing is asked for yet.
-    pub fn new(client: Client, namespace: &str, node_name: &str, holder: Holder) -> NodeLease {
+    pub fn new(client: Client, namespace: &str, node_name: &str, holder: Holder, metrics: Metrics) -> NodeLease {
         let api = Api::namespaced(client.clone(), namespace);
-        NodeLease { client, api, name: names::plugin_lease(node_name), node_name: node_name.to_owned(), holder }
+        NodeLease {
+            client,
+            api,
+            name: names::plugin_lease(node_name),
+            node_name: node_name.to_owned(),
+            holder,
+            metrics,
+        }
     }
 
     /// Holds the lease whenever it may, until `shutdown`; then leaves it as `end` says. `held` tells whether it does. Whatever
@@ -85,6 +94,7 @@ impl NodeLease {
                 renewed = self.renew(None).await;
             }
             lease = renewed.unwrap_or_else(|error| {
+                self.metrics.unwritten(Report::Lease);
                 tracing::warn!(error = &error as &dyn std::error::Error, "lease not renewed");
                 None
             });
@@ -100,6 +110,7 @@ impl NodeLease {
             // A successor was faster.
             Err(error) if error.is_conflict() => {}
             Err(error) => {
+                self.metrics.unwritten(Report::Lease);
                 tracing::warn!(error = &error as &dyn std::error::Error, "the lease is left as it is: it will expire");
             }
             Ok(()) => {}

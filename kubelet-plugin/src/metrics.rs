@@ -21,6 +21,30 @@ use crate::registration::KubeletVerdict;
 const OK: &str = "ok";
 const ERROR: &str = "error";
 
+/// What the plugin tells the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// That it lives.
+    Lease,
+    /// What the node has.
+    GpuNode,
+    /// What happened.
+    Event,
+}
+
+impl Report {
+    /// All there are.
+    const ALL: [Report; 3] = [Report::Lease, Report::GpuNode, Report::Event];
+
+    fn name(self) -> &'static str {
+        match self {
+            Report::Lease => "lease",
+            Report::GpuNode => "gpu_node",
+            Report::Event => "event",
+        }
+    }
+}
+
 /// Counts and measures. Clones share everything.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -29,6 +53,7 @@ pub struct Metrics {
     carve: Family<Label, Histogram>,
     lock_wait: Family<Label, Histogram>,
     errors: Family<Label, Counter>,
+    unwritten: Family<Label, Counter>,
 }
 
 /// What the node is known to have, for the gauges.
@@ -44,12 +69,15 @@ impl Default for Metrics {
     fn default() -> Metrics {
         let errors = Family::<Label, Counter>::default();
         Class::ALL.iter().for_each(|class| drop(errors.get_or_create(&[("class", class.name())])));
+        let unwritten = Family::<Label, Counter>::default();
+        Report::ALL.iter().for_each(|report| drop(unwritten.get_or_create(&[("report", report.name())])));
         Metrics {
             prepare: durations("result", [OK, ERROR]),
             unprepare: durations("result", [OK, ERROR]),
             carve: durations("step", Step::ALL.map(Step::name)),
             lock_wait: durations("lock", Lock::ALL.map(Lock::name)),
             errors,
+            unwritten,
         }
     }
 }
@@ -68,6 +96,11 @@ impl Metrics {
     /// Something could not be done for a claim.
     pub fn failed(&self, class: Class) {
         self.errors.get_or_create(&[("class", class.name())]).inc();
+    }
+
+    /// The API server did not take what the plugin had to tell. It is tried again, but for Events.
+    pub fn unwritten(&self, report: Report) {
+        self.unwritten.get_or_create(&[("report", report.name())]).inc();
     }
 
     fn ended(&self, calls: &Family<Label, Histogram>, took: Duration, failure: Option<&Failure>) {
@@ -104,6 +137,9 @@ impl Metrics {
         );
         let help = "Claims that could not be prepared or released, tries counted one by one, by where one has to look";
         registry.register("kerf_errors", help, self.errors.clone());
+        let help = "Reports that the API server did not take, or that had no room to wait, tries counted one by one; report \
+                    is lease (that the plugin lives), gpu_node (what the node has) or event";
+        registry.register("kerf_unwritten_reports", help, self.unwritten.clone());
         seen.register(&mut registry);
         registry
     }

@@ -21,6 +21,7 @@ use crate::backoff::Backoff;
 use crate::engine::{DeviceName, ForeignPolicy, Wish, Wishes};
 use crate::inventory::Inventory;
 use crate::lease::NodeLease;
+use crate::metrics::{Metrics, Report};
 use crate::node::{self, NodeError};
 use crate::registration::KubeletVerdict;
 
@@ -50,6 +51,8 @@ pub struct Sources {
     pub wishes: Wishes,
     /// Told when these are others than before.
     pub changed: Arc<Notify>,
+    /// Where it is counted what could not be written.
+    pub metrics: Metrics,
 }
 
 /// How a comparison has ended.
@@ -70,7 +73,7 @@ pub async fn publish(
     stands: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) {
-    let Sources { mut inventory, mut verdict, mut held, wishes, changed } = sources;
+    let Sources { mut inventory, mut verdict, mut held, wishes, changed, metrics } = sources;
     let wanted = |spec: &GpuNodeSpec| {
         if wishes.tell(wishes_of(spec)) {
             changed.notify_one();
@@ -103,6 +106,7 @@ pub async fn publish(
                 }
                 Err(error) => {
                     let wait = backoff.failed();
+                    metrics.unwritten(Report::GpuNode);
                     tracing::warn!(error = &error as &dyn std::error::Error, ?wait, "GpuNode not written");
                     wait
                 }

@@ -139,10 +139,10 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let since = Timestamp::now();
     // In containers the process id says little: it may be 1 in both of two pods.
     let identity = format!("{node_name}_{}_{}", since.as_nanosecond(), std::process::id());
-    let lease = NodeLease::new(client.clone(), &namespace, &node_name, Holder { identity, since });
+    let lease = NodeLease::new(client.clone(), &namespace, &node_name, Holder { identity, since }, metrics.clone());
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
 
-    let (events, event_writer) = events::channel(&node_name);
+    let (events, event_writer) = events::channel(&node_name, &metrics);
     let (inventory_sender, inventory) = watch::channel(None);
     let (verdict_sender, verdict) = watch::channel(KubeletVerdict::Unknown);
     let changed = Arc::new(Notify::new());
@@ -212,7 +212,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let watcher = Watcher { read: Arc::new(move || reader.read_inventory()), changed: Arc::clone(&changed), events };
     let watching = inventory::watch(watcher, inventory_sender, drain.clone());
     let watching = tokio::spawn(watching.instrument(info_span!("inventory")));
-    let sources = Sources { inventory, verdict: verdict.clone(), held, wishes, changed };
+    let sources = Sources { inventory, verdict: verdict.clone(), held, wishes, changed, metrics: metrics.clone() };
     let publishing = publish(client.clone(), node_name.clone(), sources, lease.clone(), stands, deregister.clone());
     let publishing = tokio::spawn(publishing.instrument(info_span!("node_status")));
     let leasing = hold(lease, standing, held_sender, end(paths.clone(), at_exit), deregister.clone());

@@ -1,7 +1,8 @@
 //! Which devices of a GPU are published.
 //!
 //! Architecture invariant: what a claim holds is published for as long as it does, whatever is wanted: the scheduler forgets what
-//! an allocated device takes when it is not there. Without counters nothing is published that overlaps something else that is.
+//! an allocated device takes when it is not there. Without counters it takes nothing, and nothing is published that overlaps it or
+//! something else that is published.
 
 use std::collections::BTreeSet;
 

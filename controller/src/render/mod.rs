@@ -164,7 +164,7 @@ impl<'a> Layout<'a> {
         }
         devices.retain(|device| self.admit(device));
         if !self.features.taints {
-            self.do_without_taints(gpu, &mut devices);
+            self.do_without_taints(gpu, exclusion.is_some(), &mut devices);
         }
         if devices.is_empty() {
             return;
@@ -184,14 +184,15 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// Leaves out what a taint would hold back, but for what is held: of an allocated device that is not there the scheduler
-    /// forgets the counters, and may give out what overlaps it. Nobody else gets what is held anyway, as long as it is.
-    fn do_without_taints(&mut self, gpu: &Gpu, devices: &mut Vec<Device>) {
-        let before = devices.len();
-        devices.retain(|device| device.taints.is_none() || self.offering.held.contains(&device.name));
-        if devices.len() != before {
+    /// Leaves out what a taint would hold back. Of what is held, though, the scheduler forgets the counters if it is not there,
+    /// and may give out what overlaps it; where there are counters, it stays, and somebody may get it who waits for it when its
+    /// claim ends.
+    fn do_without_taints(&mut self, gpu: &Gpu, counters: bool, devices: &mut Vec<Device>) {
+        let held = &self.offering.held;
+        if devices.iter().any(|device| device.taints.is_some() && !held.contains(&device.name)) {
             self.without_taints.push(gpu.name.clone());
         }
+        devices.retain(|device| device.taints.is_none() || counters && held.contains(&device.name));
         devices.iter_mut().for_each(|device| device.taints = None);
     }
 

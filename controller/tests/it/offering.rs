@@ -110,6 +110,10 @@ fn what_is_held_stays() {
     }
     let without = rendered(vec![gpu("h100-80gb", 1)], sevens(), &held, Counters::None, true);
     assert_eq!(names(&without), ["1g10gb-0", "1g10gb-1", "1g10gb-2", "1g10gb-3", "(3g40gb-4)"]);
+    // Else who waits for a half would have it the moment it is free, and the layout would wait again.
+    let bare = rendered(vec![gpu("h100-80gb", 1)], sevens(), &held, Counters::None, false);
+    assert_eq!(names(&bare), ["1g10gb-0", "1g10gb-1", "1g10gb-2", "1g10gb-3"]);
+    assert_eq!(bare.remarks, [], "nothing is missing");
     for counters in EVERY_SERVER {
         let free = rendered(vec![gpu("h100-80gb", 1)], sevens(), &[], counters, true);
         assert_eq!(names(&free), ones, "when the claim has ended: {counters:?}");

@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 
 use kube::CustomResource;
 use schemars::JsonSchema;
+use schemars::transform::RecursiveTransform;
 use serde::{Deserialize, Serialize};
+
+use crate::schema::known_formats;
 
 /// What the node shall do with its GPUs beyond what claims need. Written by the controller, from the GpuPolicies and layouts that
 /// are in force; an empty one leaves everything to the claims and to the plugin's command line.
@@ -29,6 +32,7 @@ use serde::{Deserialize, Serialize};
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.message"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
+#[schemars(transform = RecursiveTransform(known_formats))]
 #[serde(rename_all = "camelCase")]
 pub struct GpuNodeSpec {
     /// By the GPU's [name](Gpu::name). Only GPUs of which there is something to say.
@@ -61,6 +65,7 @@ pub enum ForeignInstances {
 
 /// What the node's plugin found. Written on change only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(transform = RecursiveTransform(known_formats))]
 #[serde(rename_all = "camelCase", default)]
 pub struct GpuNodeStatus {
     /// The DRA driver name this plugin serves.

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube::CustomResource;
 use schemars::JsonSchema;
+use schemars::transform::RecursiveTransform;
 use serde::{Deserialize, Serialize};
 
 use crate::ForeignInstances;
 use crate::problem::{Problem, element, field, nearest};
+use crate::schema::known_formats;
 
 /// Which GPUs offer what. A GPU that no policy matches offers everything it can, as claims need it.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -30,6 +32,7 @@ use crate::problem::{Problem, element, field, nearest};
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"InForce\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
+#[schemars(transform = RecursiveTransform(known_formats))]
 #[serde(rename_all = "camelCase")]
 pub struct GpuPolicySpec {
     /// Of several policies that match one GPU the one with the highest priority is in force; of equal ones the oldest, then the
@@ -105,6 +108,7 @@ pub struct LayoutChoice {
 
 /// What the controller makes of a policy. Written on change only.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(transform = RecursiveTransform(known_formats))]
 #[serde(rename_all = "camelCase", default)]
 pub struct GpuPolicyStatus {
     /// The generation of the spec that this speaks of.

@@ -10,6 +10,7 @@ pub mod names;
 pub mod opaque;
 pub mod problem;
 pub mod quantity;
+mod schema;
 
 pub use gpu_node::{
     Attribute, Blocked, ComputeInstanceStatus, ForeignInstances, Gpu, GpuInstanceStatus, GpuNode, GpuNodeSpec,

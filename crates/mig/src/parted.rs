@@ -24,7 +24,7 @@ pub enum PartedError {
         found: String,
     },
     /// A layout contradicts itself.
-    #[error("mig-configs.{layout}: {problem}")]
+    #[error("mig-configs.{}: {problem}", layout.escape_debug())]
     Layout {
         /// Its name.
         layout: String,

@@ -80,6 +80,44 @@ async fn pods_come_and_go_while_kerf_is_updated_and_taken_back() {
     .await;
 }
 
+/// The kubelet finds one plugin or two when it is back, and asks both until one says that it has taken over.
+#[tokio::test]
+async fn a_kubelet_that_restarts_in_the_middle_of_an_update_finds_its_plugin() {
+    scenario("handover_kubelet", NodeFile::new().gpus("h100-80gb", 1), async |world| {
+        world.kerf.rolled_out(Part::Controller).await?;
+        let slice = Claim::of(&[Request::mig("gpu", "1g.10gb")]);
+        world.run_ready("before", &slice).await?;
+        for round in ["1", "2"] {
+            for part in [Part::KubeletPlugin, Part::Controller] {
+                world.kerf.expect_end(part).await?;
+            }
+            world.kerf.update(round)?;
+            eventually("two plugins are on the node", Duration::from_secs(60), async || {
+                Ok((world.kerf.pods(Part::KubeletPlugin).await?.len() == 2).then_some(()))
+            })
+            .await?;
+            world.cluster.tool(&["restart", "kubelet"])?;
+            for number in 0..AT_ONCE {
+                world.run(&format!("during-{round}-{number}"), &slice).await?;
+            }
+            for number in 0..AT_ONCE {
+                world.ready(&format!("during-{round}-{number}")).await?;
+            }
+            for part in [Part::KubeletPlugin, Part::Controller] {
+                world.kerf.rolled_out(part).await?;
+            }
+            world.undisturbed("before").await?;
+            for number in 0..AT_ONCE {
+                world.delete(&format!("during-{round}-{number}")).await?;
+            }
+            world.instances(1).await?;
+            sockets(world)?;
+        }
+        world.delete("before").await
+    })
+    .await;
+}
+
 async fn all_have_run(world: &World, pods: usize, took: &mut BTreeMap<usize, i64>) -> Result<()> {
     eventually("all pods have run", Duration::from_secs(60), async || {
         end_what_runs(world, took).await?;

@@ -14,7 +14,8 @@ const TAKEOVER: Duration = Duration::from_secs(15);
 
 /// What Helm leaves of kerf in the cluster, by kind.
 const KINDS: &str = "all,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,deviceclasses,\
-                     validatingadmissionpolicies,validatingadmissionpolicybindings,poddisruptionbudgets,configmaps,crds";
+                     validatingadmissionpolicies,validatingadmissionpolicybindings,poddisruptionbudgets,configmaps,\
+                     validatingwebhookconfigurations,networkpolicies,secrets,services,jobs,crds";
 
 #[tokio::test]
 async fn kerf_is_removed_and_installed_again_under_running_pods() {
@@ -27,7 +28,9 @@ async fn kerf_is_removed_and_installed_again_under_running_pods() {
         let arguments =
             ["get", KINDS, "--all-namespaces", "--output=name", "--selector=app.kubernetes.io/instance=kerf"];
         let left = world.cluster.kubectl(&arguments)?;
-        ensure!(left.trim() == "customresourcedefinition.apiextensions.k8s.io/gpunodes.kerf.dev", "{left}");
+        let crds = ["gpunodes", "gpupolicies"]
+            .map(|kind| format!("customresourcedefinition.apiextensions.k8s.io/{kind}.kerf.dev"));
+        ensure!(left.lines().eq(&crds), "{left}");
         for pod in ["slice", "whole"] {
             world.undisturbed(pod).await?;
         }

@@ -130,12 +130,13 @@ async fn a_new_layout_waits_for_the_pods_of_the_old_one() {
         let idle = both.iter().find(|gpu| *gpu != busy).context("the node has two GPUs")?;
 
         choose(world, "all-1g.10gb")?;
-        // Where the server has no counters, what overlaps the old half is not published yet.
+        // Where the server has no counters, what overlaps the old half is not published yet. Nor is the half itself, as there are
+        // no taints either to keep it from who waits for one.
         let start = held.rsplit('-').next().context("a device has a start")?;
         let beside = if start == "0" { &SEVENTHS[4..] } else { &SEVENTHS[..4] };
-        let now = if world.cluster.has_partitions()? { &SEVENTHS[..] } else { beside };
         let kept = format!("-mig-3g40gb-{start}");
-        offers(world, &[(idle, &SEVENTHS), (busy, &[now, &[&kept]].concat())]).await?;
+        let now = if world.cluster.has_partitions()? { [&SEVENTHS[..], &[&kept]].concat() } else { beside.to_vec() };
+        offers(world, &[(idle, &SEVENTHS), (busy, &now)]).await?;
         for pod in 0..7 + beside.len() {
             world.run(&format!("new-{pod}"), &Claim::of(&[Request::mig("gpu", "1g.10gb")])).await?;
         }

@@ -7,9 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
+use kerf_api::GpuPolicy;
 use kerf_e2e::{Claim, NodeFile, Part, Request, World, eventually, scenario};
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -134,6 +135,74 @@ fn claim_with(name: &str, parameters: &Value) -> Value {
     Claim::of(&[Request::gpu("gpu")]).config(parameters).object(name)
 }
 
+/// Every field of a GpuPolicy, wrong in its own way, and what kerf says of it.
+fn policy_mistakes() -> Vec<(Value, &'static str)> {
+    let selecting = |expression: Value| json!({"offer": "Nothing", "nodeSelector": {"matchExpressions": [expression]}});
+    let of_gpus = |gpus: Value| json!({"offer": "Nothing", "gpus": gpus});
+    let layout = |layout: Value| json!({"offer": "Layout", "layout": layout});
+    vec![
+        (
+            selecting(json!({"key": "", "operator": "Exists"})),
+            "spec.nodeSelector.matchExpressions[0].key: it is empty; give the key of a node label",
+        ),
+        (
+            selecting(json!({"key": "a", "operator": "Exist"})),
+            r#"spec.nodeSelector.matchExpressions[0].operator: "Exist" is not known; did you mean Exists?"#,
+        ),
+        (
+            selecting(json!({"key": "a", "operator": "Exists", "values": ["b"]})),
+            "spec.nodeSelector.matchExpressions[0].values: operator Exists takes no values; use In, or leave them out",
+        ),
+        (of_gpus(json!({"products": [""]})), r#"spec.gpus.products[0]: it is empty; "*" is every product"#),
+        (
+            of_gpus(json!({"uuids": ["MIG-1"]})),
+            r#"spec.gpus.uuids[0]: "MIG-1" does not begin with GPU-; kubectl get gpunode NODE -o yaml shows what there is"#,
+        ),
+        (
+            of_gpus(json!({"names": ["3b:00.0"]})),
+            r#"spec.gpus.names[0]: "3b:00.0" does not begin with gpu-; kubectl get gpunode NODE -o yaml shows what there is"#,
+        ),
+        (
+            json!({"offer": "Dynamic", "profiles": ["1g.10GB"]}),
+            r#"spec.profiles[0]: "1g.10GB" is no MIG profile; a profile has a name such as 1g.10gb"#,
+        ),
+        (
+            json!({"offer": "WholeOnly", "whole": true}),
+            "spec.whole: it has a meaning with offer: Dynamic only; leave it out",
+        ),
+        (json!({"offer": "Layout"}), "spec.layout: offer: Layout needs one; give layout.name or layout.migDevices"),
+        (layout(json!({"name": ""})), "spec.layout.name: it is empty; give a name of the layout file"),
+        (
+            layout(json!({"migDevices": {"1c.2g.20gb": 1}})),
+            r#"spec.layout.migDevices["1c.2g.20gb"]: "1c.2g.20gb" names a compute instance"#,
+        ),
+    ]
+}
+
+/// Fields of a GpuPolicy whose types are in its CRD, and what the API server says of them by itself.
+fn policy_types() -> Vec<(Value, &'static str)> {
+    vec![
+        (json!({}), "spec.offer: Required value"),
+        (json!({"offer": "Half"}), r#"spec.offer: Unsupported value: "Half": supported values: "Dynamic", "Layout""#),
+        (json!({"offer": "Nothing", "priority": "high"}), "spec.priority: Invalid value"),
+        (
+            json!({"offer": "Nothing", "foreignInstances": "Kill"}),
+            r#"spec.foreignInstances: Unsupported value: "Kill""#,
+        ),
+        (json!({"offer": "Nothing", "gpus": {"indices": [-1]}}), "spec.gpus.indices[0]: Invalid value"),
+    ]
+}
+
+/// Creates a GpuPolicy as it is written, whether it can be read or not.
+async fn create_policy(world: &World, name: &str, spec: &Value) -> Result<kube::Result<DynamicObject>> {
+    let kind = ApiResource::erase::<GpuPolicy>(&());
+    let policy: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "kerf.dev/v1alpha1", "kind": "GpuPolicy", "spec": spec,
+        "metadata": {"name": name, "labels": {"kerf.dev/e2e": "true"}},
+    }))?;
+    Ok(Api::all_with(world.client.clone(), &kind).create(&PostParams::default(), &policy).await)
+}
+
 /// The message with which the API server refuses to create an object.
 fn refusal<T: std::fmt::Debug>(outcome: kube::Result<T>) -> Result<String> {
     match outcome {
@@ -235,6 +304,25 @@ async fn each_mistake_is_refused_at_its_creation() {
     .await;
 }
 
+#[tokio::test]
+async fn each_mistake_in_a_policy_is_refused_at_its_creation() {
+    scenario("policy_refused", NodeFile::new().gpus("h100-80gb", 1), async |world| {
+        in_force(world).await?;
+        for (spec, line) in policy_mistakes() {
+            let message = refusal(create_policy(world, "wrong", &spec).await?).with_context(|| spec.to_string())?;
+            let denied = r#"admission webhook "gpupolicies.kerf.dev" denied the request: "#;
+            ensure!(message.starts_with(denied) && message.contains(line), "{line}\n{message}");
+        }
+        for (spec, line) in policy_types() {
+            let message = refusal(create_policy(world, "wrong", &spec).await?).with_context(|| spec.to_string())?;
+            ensure!(message.contains(line), "{line}\n{message}");
+        }
+        let fine = json!({"offer": "WholeOnly", "gpus": {"indices": [7]}});
+        create_policy(world, "right", &fine).await?.map(drop).context("what is right passes")
+    })
+    .await;
+}
+
 /// Also what is left of a time without the webhook can be changed and removed when it is back.
 #[tokio::test]
 async fn without_the_webhook_the_node_says_the_same() {
@@ -259,6 +347,20 @@ async fn without_the_webhook_the_node_says_the_same() {
         }
         for (name, _) in &wrong {
             world.delete(name).await?;
+        }
+
+        let policies: Api<GpuPolicy> = Api::all(world.client.clone());
+        for (number, (spec, line)) in policy_mistakes().into_iter().enumerate() {
+            let name = format!("wrong-{number}");
+            create_policy(world, &name, &spec).await?.with_context(|| spec.to_string())?;
+            let told = eventually("the policy's status says what is wrong", PATIENCE, async || {
+                let conditions = policies.get(&name).await?.status.unwrap_or_default().conditions;
+                let refused = conditions.into_iter().find(|one| one.type_ == "Accepted" && one.status == "False");
+                Ok(refused.map(|refused| (refused.reason, refused.message)))
+            })
+            .await?;
+            ensure!(told.0 == "Invalid" && told.1.contains(line), "{line}\n{told:?}");
+            policies.delete(&name, &DeleteParams::default()).await?;
         }
 
         world.create(&claim_with("old", &gpu(json!({"strategy": "Foo"})))).await?;

@@ -41,12 +41,10 @@ pub fn gpu_node(data: &[u8]) {
         for remark in &rendering.remarks {
             assert!(!remark.reason().is_empty() && !remark.to_string().is_empty());
         }
-        check_pool(&rendering.slices, counters);
         let mut devices = rendering.slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
         assert!(taints || devices.all(|device| device.taints.is_none()), "a taint that the server drops");
         let gpus = node.status.as_ref().map_or(&[][..], |status| &status.gpus);
-        check_overlaps(&rendering.slices, gpus);
-        check_blocked(&rendering.slices, gpus);
+        check_sound(&rendering.slices, gpus, counters);
         if counters == Counters::Separate && taints {
             let again = render(DRIVER, &node, NODE_UID, &Offering::default(), features);
             assert_eq!(again, rendering, "a slice that differs at each look is written at each look");
@@ -54,6 +52,13 @@ pub fn gpu_node(data: &[u8]) {
             assert!(again.slices.iter().map(meaning).eq(rendering.slices.iter().map(meaning)));
         }
     }
+}
+
+/// What is published of these GPUs is what servers take, and nothing in it overlaps without excluding itself.
+pub(crate) fn check_sound(slices: &[ResourceSlice], gpus: &[Gpu], counters: Counters) {
+    check_pool(slices, counters);
+    check_overlaps(slices, gpus);
+    check_blocked(slices, gpus);
 }
 
 /// The rules of the API server, kubernetes/api `resource/v1`, and those of the scheduler about a whole pool, in

@@ -16,23 +16,30 @@ mod gpu_node;
 mod journal;
 mod json;
 mod opaque;
+mod policy;
+mod review;
 
 pub use cdi::{cdi_name, cdi_spec};
 pub use device_name::device_name;
 pub use gpu_node::gpu_node;
 pub use journal::journal;
 pub use opaque::opaque_config;
+pub use policy::{gpu_policy, layout_file};
+pub use review::admission_review;
 
 /// What must hold for any bytes; a panic where it does not.
 pub type Check = fn(&[u8]);
 
 /// Every check by the name of its target.
-pub const TARGETS: [(&str, Check); 6] = [
+pub const TARGETS: [(&str, Check); 9] = [
+    ("admission_review", admission_review),
     ("cdi_name", cdi_name),
     ("cdi_spec", cdi_spec),
     ("device_name", device_name),
     ("gpu_node", gpu_node),
+    ("gpu_policy", gpu_policy),
     ("journal", journal),
+    ("layout_file", layout_file),
     ("opaque_config", opaque_config),
 ];
 

@@ -152,7 +152,7 @@ mod tests {
         let count = Arc::new(AtomicUsize::new(0));
         let changed = Arc::new(Notify::new());
         let reads = Arc::clone(&count);
-        let (events, _writer) = crate::events::channel("node-1");
+        let (events, _writer) = crate::events::channel("node-1", &crate::metrics::Metrics::default());
         let watcher = Watcher {
             read: Arc::new(move || nth(reads.fetch_add(1, Ordering::SeqCst))),
             changed: Arc::clone(&changed),

@@ -85,7 +85,7 @@ impl Plugin {
         let api = ApiServer::default();
         let (sender, hanging) = mpsc::unbounded_channel();
         let stub = Arc::new(Stub { hanging: sender, gate: Mutex::default(), unprepared: Mutex::default() });
-        let (events, event_writer) = events::channel("node-1");
+        let (events, event_writer) = events::channel("node-1", &Metrics::default());
         let claims = ApiClaims::new(api.client());
         let dra = Dra::new("gpu.nvidia.com", "node-1", claims, Arc::clone(&stub), events, Metrics::default());
         let serving = Serving::start(Server::builder().add_service(dra.v1()).add_service(dra.v1beta1()));

@@ -31,7 +31,7 @@ fn driver(node: &Node) -> (Driver, TempDir) {
 fn anew(node: &Node, directory: &TempDir) -> Driver {
     let files =
         DriverFiles { host_root: "/".into(), driver_root: Some(node.root()), injection: node.settings().injection };
-    let (events, _writer) = events::channel("node-1");
+    let (events, _writer) = events::channel("node-1", &Metrics::default());
     let changed = Arc::new(Notify::new());
     Driver::new(
         files,

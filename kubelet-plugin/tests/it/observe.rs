@@ -8,7 +8,7 @@ use kerf_api::{Gpu, GpuInstanceStatus, GpuNodeStatus, MigProfile, MigStatus};
 use kerf_kubelet_plugin::engine::{Lock, Step, Watch as _};
 use kerf_kubelet_plugin::failure::{Class, Failure};
 use kerf_kubelet_plugin::inventory::{ClaimState, Inventory};
-use kerf_kubelet_plugin::metrics::{Metrics, Seen};
+use kerf_kubelet_plugin::metrics::{Metrics, Report, Seen};
 use kerf_kubelet_plugin::registration::KubeletVerdict;
 use prometheus_client::encoding::text::encode;
 use serde_json::Value;
@@ -191,6 +191,7 @@ fn everything_is_counted_under_its_labels() {
     metrics.prepared(Duration::from_millis(700), None);
     metrics.unprepared(Duration::from_secs(44), Some(&Failure { class: Class::Disk, message: String::new() }));
     metrics.failed(Class::Disk);
+    metrics.unwritten(Report::Lease);
     metrics.after(Step::WriteJournal, Duration::from_micros(900));
     metrics.waited(Lock::Claim, Duration::from_secs(46));
     let mut text = String::new();
@@ -203,6 +204,8 @@ fn everything_is_counted_under_its_labels() {
         "kerf_lock_wait_seconds_bucket{le=\"45.0\",lock=\"claim\"} 0",
         "kerf_lock_wait_seconds_bucket{le=\"+Inf\",lock=\"claim\"} 1",
         "kerf_errors_total{class=\"disk\"} 2",
+        "kerf_unwritten_reports_total{report=\"lease\"} 1",
+        "kerf_unwritten_reports_total{report=\"event\"} 0",
         "kerf_registered 0",
         "kerf_gpus{state=\"offered\"} 1",
         "kerf_gpus{state=\"withheld\"} 0",

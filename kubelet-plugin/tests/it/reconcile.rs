@@ -116,7 +116,7 @@ fn start(claims: &[PreparedClaim]) -> Reconciling {
 
 fn prepared(api: ApiServer, claims: &[PreparedClaim]) -> Reconciling {
     let node = Arc::new(Stub { known: Mutex::new(claims.to_vec()), ..Stub::default() });
-    let (events, writer) = events::channel("node-1");
+    let (events, writer) = events::channel("node-1", &Metrics::default());
     tokio::spawn(writer.run(api.client()));
     let reconciler = Reconciler {
         claims: ApiClaims::new(api.client()),

@@ -9,6 +9,7 @@ use kerf_kubelet_plugin::claim::ClaimRef;
 use kerf_kubelet_plugin::engine::{ForeignPolicy, Wishes};
 use kerf_kubelet_plugin::inventory::Inventory;
 use kerf_kubelet_plugin::lease::{End, Holder, NodeLease};
+use kerf_kubelet_plugin::metrics::Metrics;
 use kerf_kubelet_plugin::node_status::Sources;
 use kerf_kubelet_plugin::registration::KubeletVerdict;
 use kerf_kubelet_plugin::{events, node_status};
@@ -58,7 +59,7 @@ fn publish_as(api: ApiServer, holder: Holder) -> Publishing {
     let (held, holds) = watch::channel(false);
     let (stands, standing) = watch::channel(false);
     let client = api.client();
-    let lease = NodeLease::new(client.clone(), names::NAMESPACE, "node-1", holder);
+    let lease = NodeLease::new(client.clone(), names::NAMESPACE, "node-1", holder, Metrics::default());
     let (wishes, changed) = (Wishes::new(ForeignPolicy::Keep), Arc::new(Notify::new()));
     let sources = Sources {
         inventory: inventories,
@@ -66,6 +67,7 @@ fn publish_as(api: ApiServer, holder: Holder) -> Publishing {
         held: holds,
         wishes: wishes.clone(),
         changed: Arc::clone(&changed),
+        metrics: Metrics::default(),
     };
     tokio::spawn(async move {
         node_status::publish(client, "node-1", sources, &lease, stands, CancellationToken::new()).await;
@@ -197,7 +199,7 @@ fn hold(api: &ApiServer, identity: &str, since: Timestamp, end: End) -> Holding 
     let shutdown = CancellationToken::new();
     let until = shutdown.clone();
     let holder = Holder { identity: identity.into(), since };
-    let lease = NodeLease::new(api.client(), names::NAMESPACE, "node-1", holder);
+    let lease = NodeLease::new(api.client(), names::NAMESPACE, "node-1", holder, Metrics::default());
     let (sender, held) = watch::channel(false);
     let task = tokio::spawn(async move { lease.hold(&sender, async { end }, until).await });
     Holding { held, shutdown, task }
@@ -300,7 +302,7 @@ async fn the_gpu_node_is_written_by_one_of_two() {
 #[tokio::test(start_paused = true)]
 async fn the_same_event_is_counted_and_not_repeated() {
     let api = server_with_node();
-    let (events, writer) = events::channel("node-1");
+    let (events, writer) = events::channel("node-1", &Metrics::default());
     tokio::spawn(writer.run(api.client()));
     let claim = ClaimRef { uid: "u".into(), namespace: "team".into(), name: "slice".into() };
     for _ in 0..20 {

@@ -178,7 +178,7 @@ impl Writer {
             driver_root: Some(self.node.root()),
             injection: self.node.settings().injection,
         };
-        let (events, _writer) = events::channel("node-1");
+        let (events, _writer) = events::channel("node-1", &Metrics::default());
         let changed = Arc::new(Notify::new());
         let driver = Driver::new(
             files,

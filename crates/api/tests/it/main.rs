@@ -17,6 +17,19 @@ fn crds_in_the_chart_are_current() {
     is_current("gpupolicies", &GpuPolicy::crd());
 }
 
+/// The API server warns who installs a CRD of formats that it does not know.
+#[test]
+fn schemas_have_the_formats_that_kubernetes_knows() {
+    for crd in [GpuNode::crd(), GpuPolicy::crd()] {
+        let text = serde_json::to_string(&crd).unwrap();
+        let formats = text.split(r#""format":""#).skip(1).filter_map(|rest| rest.split('"').next());
+        for format in formats {
+            assert!(["int32", "int64", "date-time"].contains(&format), "{format}");
+        }
+        assert!(text.contains(r#""maximum":4294967295"#), "what fits into 32 bits is bounded");
+    }
+}
+
 fn is_current(plural: &str, crd: &impl serde::Serialize) {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/chart/files/crds");
     let path = directory.join(format!("kerf.dev_{plural}.yaml"));
