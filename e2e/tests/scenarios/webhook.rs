@@ -167,8 +167,13 @@ async fn bundle(world: &World) -> Result<String> {
     let bundles = webhooks.into_iter().map(|webhook| webhook.client_config.ca_bundle.unwrap_or_default().0);
     let bundles: Vec<_> = bundles.map(String::from_utf8).collect::<std::result::Result<_, _>>()?;
     // In any order: the controllers fill up what was wiped as they see it.
-    let certificates = |bundle: &String| bundle.split_inclusive("-----END CERTIFICATE-----\n").map(str::to_owned).collect::<BTreeSet<_>>();
-    ensure!(bundles.windows(2).all(|pair| certificates(&pair[0]) == certificates(&pair[1])), "one for all: {bundles:?}");
+    let certificates = |bundle: &String| {
+        bundle.split_inclusive("-----END CERTIFICATE-----\n").map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    ensure!(
+        bundles.windows(2).all(|pair| certificates(&pair[0]) == certificates(&pair[1])),
+        "one for all: {bundles:?}"
+    );
     bundles.into_iter().next().context("there is a webhook")
 }
 

@@ -1,0 +1,210 @@
+//! kerf reads the file of mig-parted as mig-parted does. The genuine program is the judge.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use kerf_e2e::{Neighbours, NodeFile, Simulation, neighbour};
+use kerf_mig::parted::{Arrangement, Layouts, Ruling};
+use kerf_mig::product::Product;
+use serde_json::{Value, json};
+
+const PARTED: &str = "mig-parted/nvidia-mig-parted";
+
+/// Who takes a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    ByBoth,
+    ByNone,
+    /// mig-parted passes over what kerf calls a mistake.
+    ByPartedAlone,
+    /// What is quoted is the number it reads as; and of a profile that no GPU has, kerf says so where the layout is chosen, so that
+    /// the others of the file go on serving.
+    ByKerfAlone,
+}
+
+/// Whether mig-parted takes the file, and finds this layout in it.
+fn judge(text: &str, layout: &str) -> Result<bool> {
+    let mut command = Command::new(neighbour(PARTED)?);
+    command.args(["assert", "--valid-config", "-f", "-", "-c", layout]);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn()?;
+    child.stdin.take().context("there is an input")?.write_all(text.as_bytes())?;
+    Ok(child.wait()?.success())
+}
+
+fn kerf_takes(text: &str, layout: &str) -> bool {
+    Layouts::parse(text).is_ok_and(|layouts| layouts.names().any(|name| name == layout))
+}
+
+#[test]
+fn both_take_and_refuse_the_same_files() -> Result<()> {
+    let rule = |rule: &str| format!("version: v1\nmig-configs:\n  one:\n    - {{{rule}}}\n");
+    let good = "devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}";
+    let cases = [
+        (rule(good), Taken::ByBoth),
+        (rule("devices: [0, 1, 1], mig-enabled: true, mig-devices: {1g.10gb: 7, 1g.10gb+me: 0}"), Taken::ByBoth),
+        (rule("devices: [], mig-enabled: true, mig-devices: {}"), Taken::ByBoth),
+        (rule("devices: all, mig-enabled: false, mig-devices: {}"), Taken::ByBoth),
+        (rule("devices: all, mig-enabled: yes, mig-devices: {1g.10gb: 7}"), Taken::ByBoth),
+        (rule("devices: all, mig-enabled: false, device-filter: 0x2330"), Taken::ByNone),
+        (rule(&format!("{good}, device-filter: '0x233010de'")), Taken::ByBoth),
+        (rule(&format!("{good}, device-filter: ['0x233010DE', '0x20B210DE']")), Taken::ByBoth),
+        (rule(&format!("{good}, device-filter: []")), Taken::ByBoth),
+        (rule(&format!("{good}, device-filter: ''")), Taken::ByBoth),
+        (rule(&format!("{good}, device-filter: null")), Taken::ByBoth),
+        // Mistakes.
+        (String::new(), Taken::ByNone),
+        ("[".to_owned(), Taken::ByNone),
+        ("version: v1".to_owned(), Taken::ByNone),
+        ("version: v1\nmig-configs: {}".to_owned(), Taken::ByNone),
+        ("version: v1\nmig-configs: {one: []}".to_owned(), Taken::ByNone),
+        (rule(good).replace("v1", "v2"), Taken::ByNone),
+        (rule(good).replace("version: v1\n", ""), Taken::ByNone),
+        (rule(good).replace("mig-configs", "mig-config"), Taken::ByNone),
+        (format!("{}more: 1\n", rule(good)), Taken::ByNone),
+        (rule(&format!("{good}, more: 1")), Taken::ByNone),
+        (rule(&good.replace("all", "some")), Taken::ByNone),
+        (rule(&good.replace("all", "0")), Taken::ByNone),
+        (rule(&good.replace("all", "['0']")), Taken::ByNone),
+        (rule(&good.replace('7', "-1")), Taken::ByNone),
+        (rule(&good.replace('7', "0")), Taken::ByNone),
+        (rule(&good.replace('7', "some")), Taken::ByNone),
+        (rule("mig-enabled: true, mig-devices: {1g.10gb: 7}"), Taken::ByNone),
+        (rule("devices: all, mig-devices: {1g.10gb: 7}"), Taken::ByNone),
+        (rule("devices: all, mig-enabled: true"), Taken::ByNone),
+        (rule("devices: all, mig-enabled: true, mig-devices: null"), Taken::ByNone),
+        (rule("devices: all, mig-enabled: false, mig-devices: {1g.10gb: 7}"), Taken::ByNone),
+        (rule("devices: all, mig-enabled: false, mig-devices: {1g.10gb: 0}"), Taken::ByNone),
+        // Where they part.
+        (rule(&format!("{good}, mig-enabled: true")), Taken::ByPartedAlone),
+        (rule(&format!("{good}, device-filter: ['0x10DE2330']")), Taken::ByPartedAlone),
+        (rule(&format!("{good}, device-filter: ['H100']")), Taken::ByPartedAlone),
+        (rule(&good.replace("1g.10gb", "half")), Taken::ByKerfAlone),
+        (rule(&good.replace("true", "'true'")), Taken::ByKerfAlone),
+        (rule(&good.replace('7', "'7'")), Taken::ByKerfAlone),
+    ];
+    for (text, expected) in cases {
+        let taken = match (judge(&text, "one")?, kerf_takes(&text, "one")) {
+            (true, true) => Taken::ByBoth,
+            (false, false) => Taken::ByNone,
+            (true, false) => Taken::ByPartedAlone,
+            (false, true) => Taken::ByKerfAlone,
+        };
+        ensure!(taken == expected, "{taken:?}, and not {expected:?}: {text}\n{:?}", Layouts::parse(&text).err());
+    }
+    Ok(())
+}
+
+/// The file of the article that kerf is measured by, from its ConfigMap.
+fn article() -> Result<String> {
+    let object: Value = serde_saphyr::from_str(include_str!("../files/mig-config.yaml"))?;
+    Ok(object["data"]["config.yaml"].as_str().context("it has the key")?.to_owned())
+}
+
+/// A file of NVIDIA's mig-parted, in the version that is built.
+fn shipped(path: &str) -> Result<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("neighbours/mig-parted");
+    let output = Command::new("go")
+        .args(["mod", "download", "-json", "github.com/NVIDIA/mig-parted"])
+        .current_dir(folder)
+        .env("GOWORK", "off")
+        .output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let module: Value = serde_json::from_slice(&output.stdout)?;
+    let path = PathBuf::from(module["Dir"].as_str().context("a downloaded module has a folder")?).join(path);
+    std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// What there is of NVIDIA's own, every layout of it.
+#[test]
+fn both_read_nvidias_files() -> Result<()> {
+    for file in
+        ["deployments/systemd/config-default.yaml", "examples/config.yaml", "examples/dgx-station-80gb-config.yaml"]
+    {
+        let text = shipped(file)?;
+        let layouts = Layouts::parse(&text).with_context(|| file.to_owned())?;
+        let object: Value = serde_saphyr::from_str(&text)?;
+        let names = object["mig-configs"].as_object().context("it has layouts")?;
+        ensure!(layouts.names().eq(names.keys().map(String::as_str)) && !names.is_empty(), "{file}: {names:?}");
+        for name in names.keys() {
+            ensure!(judge(&text, name)?, "{file}: {name}");
+        }
+    }
+    Ok(())
+}
+
+/// mig-parted makes of the GPUs what kerf reads that a layout says, and refuses what kerf finds no place for.
+#[tokio::test]
+async fn what_mig_parted_makes_is_what_kerf_reads() -> Result<()> {
+    let products = ["h100-80gb", "a30"];
+    let mut node = NodeFile::new();
+    for product in products {
+        node = node.gpu(json!({ "product": product, "mig": { "current": true, "pending": true } }));
+    }
+    let directory = std::env::temp_dir().join(format!("kerf-parted-{}", std::process::id()));
+    std::fs::create_dir_all(&directory)?;
+    let simulation = Simulation::start(&node, &directory, &directory).await?;
+    let outcome = compare(&simulation, &products);
+    simulation.stop().await?;
+    std::fs::remove_dir_all(&directory)?;
+    outcome
+}
+
+fn compare(simulation: &Simulation, products: &[&str]) -> Result<()> {
+    let beside = Neighbours::alone(simulation)?;
+    let products: Vec<&Product> =
+        products.iter().map(|key| Product::by_key(key).context("it is known")).collect::<Result<_>>()?;
+    let default = shipped("deployments/systemd/config-default.yaml")?;
+    let cases = [
+        (&default, "all-balanced"),
+        (&default, "all-enabled"),
+        (&default, "all-1g.10gb"),
+        (&default, "all-1g.6gb.me"),
+        (&article()?, "all-2g.20gb"),
+        (&article()?, "mixed"),
+    ];
+    let mut now: Vec<Arrangement> = vec![Arrangement::Partitions(BTreeMap::new()); products.len()];
+    for (text, name) in cases {
+        let layouts = Layouts::parse(text)?;
+        let mut wanted = now.clone();
+        let mut fits = true;
+        for (position, product) in (0..).zip(&products) {
+            match layouts.ruling(name, position, model(product)).context("the layout is there")? {
+                Ruling::Silent => {}
+                Ruling::Is(arrangement) => {
+                    if let Arrangement::Partitions(partitions) = arrangement {
+                        fits &= product.geometry().place(partitions).is_ok();
+                    }
+                    wanted[position as usize] = arrangement.clone();
+                }
+                Ruling::UnknownModel => anyhow::bail!("the model is known"),
+            }
+        }
+        let file = beside.directory().join("config.yaml");
+        std::fs::write(&file, text)?;
+        let file = file.to_str().context("the path is text")?;
+        let applied = beside.run(PARTED, &["apply", "-f", file, "-c", name]);
+        ensure!(applied.is_ok() == fits, "{name}: kerf finds a place: {fits}, mig-parted: {applied:?}");
+        let found = Layouts::parse(&beside.run(PARTED, &["export"])?)?;
+        now = (0..)
+            .zip(&products)
+            .map(|(position, product)| match found.ruling("current", position, model(product)) {
+                Some(Ruling::Is(arrangement)) => Ok(arrangement.clone()),
+                other => anyhow::bail!("an export has every GPU: {other:?}"),
+            })
+            .collect::<Result<_>>()?;
+        if fits {
+            ensure!(now == wanted, "{name}: mig-parted made {now:?}, kerf reads {wanted:?}");
+            beside.run(PARTED, &["assert", "-f", file, "-c", name])?;
+        }
+    }
+    Ok(())
+}
+
+/// The word by which mig-parted's filters name a product.
+fn model(product: &Product) -> Option<u32> {
+    product.pci_device_ids.first().map(|id| u32::from(*id) << 16 | 0x10de)
+}
