@@ -15,14 +15,14 @@ const PARTED: &str = "mig-parted/nvidia-mig-parted";
 
 /// Who takes a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
-    ByBoth,
-    ByNone,
+enum Takers {
+    Both,
+    Nobody,
     /// mig-parted passes over what kerf calls a mistake.
-    ByPartedAlone,
+    PartedAlone,
     /// What is quoted is the number it reads as; and of a profile that no GPU has, kerf says so where the layout is chosen, so that
     /// the others of the file go on serving.
-    ByKerfAlone,
+    KerfAlone,
 }
 
 /// Whether mig-parted takes the file, and finds this layout in it.
@@ -44,56 +44,56 @@ fn both_take_and_refuse_the_same_files() -> Result<()> {
     let rule = |rule: &str| format!("version: v1\nmig-configs:\n  one:\n    - {{{rule}}}\n");
     let good = "devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}";
     let cases = [
-        (rule(good), Taken::ByBoth),
-        (rule("devices: [0, 1, 1], mig-enabled: true, mig-devices: {1g.10gb: 7, 1g.10gb+me: 0}"), Taken::ByBoth),
-        (rule("devices: [], mig-enabled: true, mig-devices: {}"), Taken::ByBoth),
-        (rule("devices: all, mig-enabled: false, mig-devices: {}"), Taken::ByBoth),
-        (rule("devices: all, mig-enabled: yes, mig-devices: {1g.10gb: 7}"), Taken::ByBoth),
-        (rule("devices: all, mig-enabled: false, device-filter: 0x2330"), Taken::ByNone),
-        (rule(&format!("{good}, device-filter: '0x233010de'")), Taken::ByBoth),
-        (rule(&format!("{good}, device-filter: ['0x233010DE', '0x20B210DE']")), Taken::ByBoth),
-        (rule(&format!("{good}, device-filter: []")), Taken::ByBoth),
-        (rule(&format!("{good}, device-filter: ''")), Taken::ByBoth),
-        (rule(&format!("{good}, device-filter: null")), Taken::ByBoth),
+        (rule(good), Takers::Both),
+        (rule("devices: [0, 1, 1], mig-enabled: true, mig-devices: {1g.10gb: 7, 1g.10gb+me: 0}"), Takers::Both),
+        (rule("devices: [], mig-enabled: true, mig-devices: {}"), Takers::Both),
+        (rule("devices: all, mig-enabled: false, mig-devices: {}"), Takers::Both),
+        (rule("devices: all, mig-enabled: yes, mig-devices: {1g.10gb: 7}"), Takers::Both),
+        (rule("devices: all, mig-enabled: false, device-filter: 0x2330"), Takers::Nobody),
+        (rule(&format!("{good}, device-filter: '0x233010de'")), Takers::Both),
+        (rule(&format!("{good}, device-filter: ['0x233010DE', '0x20B210DE']")), Takers::Both),
+        (rule(&format!("{good}, device-filter: []")), Takers::Both),
+        (rule(&format!("{good}, device-filter: ''")), Takers::Both),
+        (rule(&format!("{good}, device-filter: null")), Takers::Both),
         // Mistakes.
-        (String::new(), Taken::ByNone),
-        ("[".to_owned(), Taken::ByNone),
-        ("version: v1".to_owned(), Taken::ByNone),
-        ("version: v1\nmig-configs: {}".to_owned(), Taken::ByNone),
-        ("version: v1\nmig-configs: {one: []}".to_owned(), Taken::ByNone),
-        (rule(good).replace("v1", "v2"), Taken::ByNone),
-        (rule(good).replace("version: v1\n", ""), Taken::ByNone),
-        (rule(good).replace("mig-configs", "mig-config"), Taken::ByNone),
-        (format!("{}more: 1\n", rule(good)), Taken::ByNone),
-        (rule(&format!("{good}, more: 1")), Taken::ByNone),
-        (rule(&good.replace("all", "some")), Taken::ByNone),
-        (rule(&good.replace("all", "0")), Taken::ByNone),
-        (rule(&good.replace("all", "['0']")), Taken::ByNone),
-        (rule(&good.replace('7', "-1")), Taken::ByNone),
-        (rule(&good.replace('7', "0")), Taken::ByNone),
-        (rule(&good.replace('7', "some")), Taken::ByNone),
-        (rule("mig-enabled: true, mig-devices: {1g.10gb: 7}"), Taken::ByNone),
-        (rule("devices: all, mig-devices: {1g.10gb: 7}"), Taken::ByNone),
-        (rule("devices: all, mig-enabled: true"), Taken::ByNone),
-        (rule("devices: all, mig-enabled: true, mig-devices: null"), Taken::ByNone),
-        (rule("devices: all, mig-enabled: false, mig-devices: {1g.10gb: 7}"), Taken::ByNone),
-        (rule("devices: all, mig-enabled: false, mig-devices: {1g.10gb: 0}"), Taken::ByNone),
+        (String::new(), Takers::Nobody),
+        ("[".to_owned(), Takers::Nobody),
+        ("version: v1".to_owned(), Takers::Nobody),
+        ("version: v1\nmig-configs: {}".to_owned(), Takers::Nobody),
+        ("version: v1\nmig-configs: {one: []}".to_owned(), Takers::Nobody),
+        (rule(good).replace("v1", "v2"), Takers::Nobody),
+        (rule(good).replace("version: v1\n", ""), Takers::Nobody),
+        (rule(good).replace("mig-configs", "mig-config"), Takers::Nobody),
+        (format!("{}more: 1\n", rule(good)), Takers::Nobody),
+        (rule(&format!("{good}, more: 1")), Takers::Nobody),
+        (rule(&good.replace("all", "some")), Takers::Nobody),
+        (rule(&good.replace("all", "0")), Takers::Nobody),
+        (rule(&good.replace("all", "['0']")), Takers::Nobody),
+        (rule(&good.replace('7', "-1")), Takers::Nobody),
+        (rule(&good.replace('7', "0")), Takers::Nobody),
+        (rule(&good.replace('7', "some")), Takers::Nobody),
+        (rule("mig-enabled: true, mig-devices: {1g.10gb: 7}"), Takers::Nobody),
+        (rule("devices: all, mig-devices: {1g.10gb: 7}"), Takers::Nobody),
+        (rule("devices: all, mig-enabled: true"), Takers::Nobody),
+        (rule("devices: all, mig-enabled: true, mig-devices: null"), Takers::Nobody),
+        (rule("devices: all, mig-enabled: false, mig-devices: {1g.10gb: 7}"), Takers::Nobody),
+        (rule("devices: all, mig-enabled: false, mig-devices: {1g.10gb: 0}"), Takers::Nobody),
         // Where they part.
-        (rule(&format!("{good}, mig-enabled: true")), Taken::ByPartedAlone),
-        (rule(&format!("{good}, device-filter: ['0x10DE2330']")), Taken::ByPartedAlone),
-        (rule(&format!("{good}, device-filter: ['H100']")), Taken::ByPartedAlone),
-        (rule(&good.replace("1g.10gb", "half")), Taken::ByKerfAlone),
-        (rule(&good.replace("true", "'true'")), Taken::ByKerfAlone),
-        (rule(&good.replace('7', "'7'")), Taken::ByKerfAlone),
+        (rule(&format!("{good}, mig-enabled: true")), Takers::PartedAlone),
+        (rule(&format!("{good}, device-filter: ['0x10DE2330']")), Takers::PartedAlone),
+        (rule(&format!("{good}, device-filter: ['H100']")), Takers::PartedAlone),
+        (rule(&good.replace("1g.10gb", "half")), Takers::KerfAlone),
+        (rule(&good.replace("true", "'true'")), Takers::KerfAlone),
+        (rule(&good.replace('7', "'7'")), Takers::KerfAlone),
     ];
     for (text, expected) in cases {
-        let taken = match (judge(&text, "one")?, kerf_takes(&text, "one")) {
-            (true, true) => Taken::ByBoth,
-            (false, false) => Taken::ByNone,
-            (true, false) => Taken::ByPartedAlone,
-            (false, true) => Taken::ByKerfAlone,
+        let takers = match (judge(&text, "one")?, kerf_takes(&text, "one")) {
+            (true, true) => Takers::Both,
+            (false, false) => Takers::Nobody,
+            (true, false) => Takers::PartedAlone,
+            (false, true) => Takers::KerfAlone,
         };
-        ensure!(taken == expected, "{taken:?}, and not {expected:?}: {text}\n{:?}", Layouts::parse(&text).err());
+        ensure!(takers == expected, "{takers:?}, and not {expected:?}: {text}\n{:?}", Layouts::parse(&text).err());
     }
     Ok(())
 }
