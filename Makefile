@@ -104,7 +104,7 @@ $(DENY)/bin/cargo-deny:
 	CARGO_TARGET_DIR=$(DENY).build cargo install -q cargo-deny --version $(notdir $(DENY)) --locked --root $(DENY)
 	rm -rf $(DENY).build
 
-unit: build $(HELM) ## Unit and integration tests, no cluster needed
+unit: build $(HELM) neighbours ## Unit and integration tests, no cluster needed
 	cargo test --workspace
 	cargo test --locked --manifest-path crates/cdi/oracle/Cargo.toml --target-dir $(TARGET)/oracle
 	cd e2e/cluster && go test ./...

@@ -94,7 +94,8 @@ impl Neighbours {
     ///
     /// When it fails, with what it said.
     pub fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
-        let output = self.command(program)?.args(arguments).output().with_context(|| format!("cannot run {program}"))?;
+        let output =
+            self.command(program)?.args(arguments).output().with_context(|| format!("cannot run {program}"))?;
         ensure!(
             output.status.success(),
             "{program} {} failed ({}): {}{}",

@@ -4,7 +4,7 @@
 //! gpu-operator (`nvidia.com/gpu.present`) and its MIG manager (`nvidia.com/mig.config.state`). `docs/labels.md` lists them
 //! all, and those that are left out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kerf_api::{Gpu, GpuNode, GpuNodeStatus, GpuOffer, MigProfile, names};
 
@@ -27,6 +27,8 @@ pub struct Offered {
     pub partitions: bool,
     /// How many devices of each profile there are, where what is offered is a fixed layout.
     pub layout: BTreeMap<String, u32>,
+    /// The names of the GPUs that are in MIG mode, or shall be: none of them is to be had whole.
+    pub cut: BTreeSet<String>,
 }
 
 impl Offered {
@@ -37,9 +39,13 @@ impl Offered {
         let is_cut = |gpu: &&Gpu| matches!(gpu.offer, GpuOffer::Partitions | GpuOffer::WholeOrPartitions);
         let mut offered = Offered::default();
         for gpu in gpus.filter(is_cut) {
+            if gpu.offer == GpuOffer::Partitions {
+                offered.cut.insert(gpu.name.clone());
+            }
             match resolution.terms.get(&gpu.name).map_or(EVERYTHING, |terms| &terms.forms) {
                 Forms::Dynamic { .. } => offered.partitions |= counters,
                 Forms::Fixed(cuts) => {
+                    offered.cut.insert(gpu.name.clone());
                     cuts.iter().for_each(|cut| *offered.layout.entry(cut.profile.clone()).or_default() += 1);
                 }
                 Forms::Whole | Forms::Nothing => {}
@@ -60,8 +66,9 @@ pub fn wanted(gpu_node: &GpuNode, offered: &Offered, mig_config_state: Option<&s
     labels.put("gpu.present", "true");
     labels.put("gpu.product", product(&gpu.product));
     labels.put("gpu.count", count);
-    // As of a GPU that nobody shares.
-    labels.put("gpu.replicas", 1);
+    // As of a GPU that nobody shares, or that nobody can have because it is cut.
+    let whole = status.gpus.iter().any(|other| other.product == gpu.product && !offered.cut.contains(&other.name));
+    labels.put("gpu.replicas", u32::from(whole));
     labels.put("gpu.sharing-strategy", "none");
     if gpu.memory_mib > 0 {
         labels.put("gpu.memory", gpu.memory_mib);

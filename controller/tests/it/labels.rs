@@ -45,7 +45,8 @@ fn two_h100() -> GpuNode {
 fn the_documented_labels_are_those_written() {
     let node = two_h100();
     assert_eq!(wanted(&node, &Offered::of(&node, &Resolution::default(), true), None).unwrap(), documented("node"));
-    let layout = Offered { partitions: true, layout: BTreeMap::from([("3g.40gb".to_owned(), 4)]) };
+    let layout =
+        Offered { partitions: true, layout: BTreeMap::from([("3g.40gb".to_owned(), 4)]), ..Offered::default() };
     let all = wanted(&node, &layout, Some("success")).unwrap();
     let more: Labels = all.into_iter().filter(|(key, _)| !documented("node").contains_key(key)).collect();
     assert_eq!(more, documented("layout"));
@@ -74,6 +75,17 @@ fn values_are_those_of_gpu_feature_discovery() {
     assert!(!odd.contains_key("nvidia.com/gpu.product"), "too long for a label: left out");
     assert!(!odd.contains_key("nvidia.com/gpu.memory"), "not reported: left out");
     assert!(!odd.contains_key("nvidia.com/mig.strategy") && value(&odd, "mig.capable") == "false");
+}
+
+#[test]
+fn gpus_that_are_all_cut_are_none_to_be_had_whole() {
+    let node = two_h100();
+    let names: Vec<String> = node.status.iter().flat_map(|status| &status.gpus).map(|gpu| gpu.name.clone()).collect();
+    for (cut, replicas) in [(&names[..0], "1"), (&names[..1], "1"), (&names[..], "0")] {
+        let offered = Offered { cut: cut.iter().cloned().collect(), ..Offered::default() };
+        let labels = wanted(&node, &offered, None).unwrap();
+        assert_eq!((&*labels["nvidia.com/gpu.replicas"], &*labels["nvidia.com/gpu.count"]), (replicas, "2"), "{cut:?}");
+    }
 }
 
 #[test]

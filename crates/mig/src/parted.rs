@@ -169,9 +169,12 @@ impl Layouts {
 impl RuleInFile {
     fn check(self) -> Result<Rule, String> {
         let filters = self.device_filter.map(|filter| match filter {
+            OneOrMany::One(one) if one.is_empty() => Vec::new(),
             OneOrMany::One(one) => vec![one],
             OneOrMany::Many(many) => many,
         });
+        // To mig-parted a filter of nothing is no filter.
+        let filters = filters.filter(|filters| !filters.is_empty());
         let models = filters.map(|filters| filters.iter().map(|text| model(text)).collect()).transpose()?;
         let arrangement = match (self.mig_enabled, self.mig_devices) {
             (true, None) => return Err("mig-enabled is true, so it needs mig-devices, perhaps {}".to_owned()),
@@ -273,6 +276,17 @@ mig-configs:
         assert_eq!(is(0, Some(0x2330_10de)), Ruling::Silent);
         assert_eq!(is(0, None), Ruling::UnknownModel);
         assert_eq!(is(7, None), Ruling::Is(&partitions(&[])), "the last rule that selects it decides");
+    }
+
+    #[test]
+    fn a_filter_of_nothing_is_none() {
+        for filter in ["[]", "\"\"", "null"] {
+            let text = format!(
+                "version: v1\nmig-configs: {{one: [{{device-filter: {filter}, devices: all, mig-enabled: false}}]}}"
+            );
+            let layouts = Layouts::parse(&text).unwrap();
+            assert_eq!(layouts.ruling("one", 0, Some(0x2330_10de)), Some(Ruling::Is(&Arrangement::Whole)), "{filter}");
+        }
     }
 
     #[test]

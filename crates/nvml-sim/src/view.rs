@@ -53,6 +53,9 @@ pub struct Device {
     pub compute_capability: (i32, i32),
     /// Where it is.
     pub pci: PciAddress,
+    /// The PCIe root complex that it is below, as `pci0000:3a`.
+    #[serde(default)]
+    pub pcie_root: String,
     /// PCI device and vendor id in one word: `device << 16 | 0x10de`.
     pub pci_device_id: u32,
     /// NUMA node, if the kernel knows one.

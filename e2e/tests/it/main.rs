@@ -1,6 +1,7 @@
-//! What of kerf's installation can be checked without a cluster: the chart, as Helm lints and renders it.
+//! What can be checked without a cluster: kerf's installation, as Helm lints and renders it, and how the files of others are read.
 
 mod chart;
 mod flags;
+mod parted;
 mod rights;
 mod samples;

@@ -14,6 +14,7 @@ mod faults;
 mod handover;
 mod labels;
 mod life;
+mod moving;
 mod nodes;
 mod peer;
 mod policy;

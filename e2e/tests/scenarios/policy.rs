@@ -11,52 +11,16 @@ use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
 
 /// The manifest of the article that kerf is measured by, unchanged.
-const LAYOUTS: &str = r#"
-apiVersion: v1
-kind: ConfigMap
-metadata:
-  name: nvidia-mig-config
-  namespace: gpu-operator
-data:
-  config.yaml: |
-    version: v1
-    mig-configs:
-      all-1g.10gb:
-        - devices: all
-          mig-enabled: true
-          mig-devices:
-            "1g.10gb": 7
-      all-2g.20gb:
-        - devices: all
-          mig-enabled: true
-          mig-devices:
-            "2g.20gb": 3
-      all-3g.40gb:
-        - devices: all
-          mig-enabled: true
-          mig-devices:
-            "3g.40gb": 2
-      mixed:
-        - devices: [0]
-          mig-enabled: true
-          mig-devices:
-            "3g.40gb": 2
-        - devices: [1]
-          mig-enabled: true
-          mig-devices:
-            "1g.10gb": 7
-        - devices: [2, 3]
-          mig-enabled: false
-"#;
+pub(crate) const LAYOUTS: &str = include_str!("../files/mig-config.yaml");
 
-const NAMESPACE: &str = r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu-operator", "labels": {"kerf.dev/e2e": "true"}}}"#;
+pub(crate) const NAMESPACE: &str = r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu-operator", "labels": {"kerf.dev/e2e": "true"}}}"#;
 
 /// How long a change may take to be published, or to be reported.
 const SOON: Duration = Duration::from_secs(60);
 
-const HALVES: [&str; 2] = ["-mig-3g40gb-0", "-mig-3g40gb-4"];
+pub(crate) const HALVES: [&str; 2] = ["-mig-3g40gb-0", "-mig-3g40gb-4"];
 
-const SEVENTHS: [&str; 7] = [
+pub(crate) const SEVENTHS: [&str; 7] = [
     "-mig-1g10gb-0",
     "-mig-1g10gb-1",
     "-mig-1g10gb-2",
@@ -257,7 +221,7 @@ async fn follow_layouts(world: &World) -> Result<()> {
 }
 
 /// The node's label chooses a layout.
-fn choose(world: &World, layout: &str) -> Result<()> {
+pub(crate) fn choose(world: &World, layout: &str) -> Result<()> {
     label(world, &format!("{}={layout}", names::LABEL_MIG_CONFIG))
 }
 
@@ -265,18 +229,18 @@ fn forget_label(world: &World) -> Result<()> {
     label(world, &format!("{}-", names::LABEL_MIG_CONFIG))
 }
 
-fn label(world: &World, label: &str) -> Result<()> {
+pub(crate) fn label(world: &World, label: &str) -> Result<()> {
     world.cluster.kubectl(&["label", "node", &world.cluster.node()?.name, "--overwrite", label]).map(drop)
 }
 
 /// The names of the node's GPUs, in the order of `nvidia-smi -L`.
-async fn gpus(world: &World) -> Result<Vec<String>> {
+pub(crate) async fn gpus(world: &World) -> Result<Vec<String>> {
     let status = world.gpu_node().await?.status.context("the node's status is written")?;
     Ok(status.gpus.into_iter().map(|gpu| gpu.name).collect())
 }
 
 /// Waits until exactly these devices are published: of each GPU those with these ends of their names.
-async fn offers(world: &World, gpus: &[(&String, &[&str])]) -> Result<()> {
+pub(crate) async fn offers(world: &World, gpus: &[(&String, &[&str])]) -> Result<()> {
     let wanted: BTreeSet<String> =
         gpus.iter().flat_map(|(gpu, ends)| ends.iter().map(move |end| format!("{gpu}{end}"))).collect();
     eventually("exactly what is wanted is published", SOON, async || {
@@ -289,7 +253,7 @@ async fn offers(world: &World, gpus: &[(&String, &[&str])]) -> Result<()> {
     .await
 }
 
-async fn make(world: &World, name: &str, spec: Value) -> Result<()> {
+pub(crate) async fn make(world: &World, name: &str, spec: Value) -> Result<()> {
     let mut object = json!({
         "apiVersion": "kerf.dev/v1alpha1", "kind": "GpuPolicy",
         "metadata": { "name": name, "labels": { "kerf.dev/e2e": "true" } },
@@ -300,7 +264,7 @@ async fn make(world: &World, name: &str, spec: Value) -> Result<()> {
     Ok(())
 }
 
-async fn unmake(world: &World, name: &str) -> Result<()> {
+pub(crate) async fn unmake(world: &World, name: &str) -> Result<()> {
     Api::<GpuPolicy>::all(world.client.clone()).delete(name, &DeleteParams::default()).await?;
     Ok(())
 }
@@ -310,7 +274,7 @@ async fn status(world: &World, name: &str) -> Result<GpuPolicyStatus> {
 }
 
 /// Waits until a condition of the policy is as wanted, and returns the status.
-async fn reported(world: &World, name: &str, condition: &str, wanted: &str) -> Result<GpuPolicyStatus> {
+pub(crate) async fn reported(world: &World, name: &str, condition: &str, wanted: &str) -> Result<GpuPolicyStatus> {
     eventually(&format!("{condition} of {name} is {wanted}"), SOON, async || {
         let status = status(world, name).await?;
         let found = status.conditions.iter().find(|known| known.type_ == condition);

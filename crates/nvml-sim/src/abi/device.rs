@@ -39,6 +39,19 @@ fn memory(call: &super::call::Call, handle: Handle) -> Result<(u64, u64), Code> 
     }
 }
 
+/// What two devices meet at (nvml.h, `nvmlGpuTopologyLevel_t`). Each GPU is below a bridge of its own, as `/sys` shows it.
+fn common_ancestor(one: &Device, other: &Device) -> sys::nvmlGpuTopologyLevel_t {
+    if one.gpu == other.gpu {
+        sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_INTERNAL
+    } else if one.pcie_root == other.pcie_root {
+        sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_HOSTBRIDGE
+    } else if one.numa_node.is_some() && one.numa_node == other.numa_node {
+        sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_NODE
+    } else {
+        sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SYSTEM
+    }
+}
+
 export! {
     fn nvmlDeviceGetName(call, device: Handle, name: Out<c_char>, length: c_uint) {
         name.text(length, &call.device(device)?.name)
@@ -85,6 +98,10 @@ export! {
 
     fn nvmlDeviceGetNumaNodeId(call, device: Handle) -> c_uint {
         call.device(device)?.numa_node.ok_or(Code::NOT_SUPPORTED)
+    }
+
+    fn nvmlDeviceGetTopologyCommonAncestor(call, one: Handle, other: Handle, level: Out<sys::nvmlGpuTopologyLevel_t>) {
+        level.put(common_ancestor(&call.device(one)?, &call.device(other)?))
     }
 
     fn nvmlDeviceGetVirtualizationMode(call, device: Handle) -> sys::nvmlGpuVirtualizationMode_t {

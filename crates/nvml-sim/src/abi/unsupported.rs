@@ -1,4 +1,5 @@
-//! Functions that the simulated GPUs do not support, or not yet, but that `nvidia-smi` of driver 535 looks up.
+//! Functions that the simulated GPUs do not support, or not yet, but that `nvidia-smi` of driver 535 looks up or NVIDIA's device
+//! plugin calls.
 
 use super::Ret;
 use crate::code::Code;
@@ -66,6 +67,7 @@ unsupported! {
     nvmlDeviceGetModuleId
     nvmlDeviceGetNvLinkCapability
     nvmlDeviceGetNvLinkRemotePciInfo_v2
+    nvmlDeviceGetNvLinkState
     nvmlDeviceGetOfaUtilization
     nvmlDeviceGetP2PStatus
     nvmlDeviceGetPcieReplayCounter
@@ -87,7 +89,6 @@ unsupported! {
     nvmlDeviceGetSupportedMemoryClocks
     nvmlDeviceGetSupportedVgpus
     nvmlDeviceGetTemperatureThreshold
-    nvmlDeviceGetTopologyCommonAncestor
     nvmlDeviceGetTopologyNearestGpus
     nvmlDeviceGetTotalEccErrors
     nvmlDeviceGetVbiosVersion

@@ -68,6 +68,35 @@ fn version_words_are_checked() {
 }
 
 #[test]
+fn gpus_meet_where_the_buses_do() {
+    let sim = Sim::start(&node(
+        "gpus: [{product: l40s, pcieRoot: 'pci0000:3a', numaNode: 0}, {product: l40s, pcieRoot: 'pci0000:3a', numaNode: 0}, \
+         {product: l40s, pcieRoot: 'pci0000:80', numaNode: 0}, {product: l40s, pcieRoot: 'pci0000:c0', numaNode: 1}]",
+    ));
+    let library = load(&sim);
+    let meet = |other: c_uint| {
+        let mut level = 99;
+        // SAFETY: the pointer is to memory of ours.
+        let ret = unsafe {
+            library.nvmlDeviceGetTopologyCommonAncestor(gpu(&library, 0), gpu(&library, other), &raw mut level)
+        };
+        assert_eq!(ret, 0);
+        level
+    };
+    let levels = [
+        sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_INTERNAL,
+        sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_HOSTBRIDGE,
+        sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_NODE,
+        sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SYSTEM,
+    ];
+    assert_eq!([0, 1, 2, 3].map(meet), levels);
+    let mut state = 99;
+    // SAFETY: the pointer is to memory of ours.
+    let ret = unsafe { library.nvmlDeviceGetNvLinkState(gpu(&library, 0), 0, &raw mut state) };
+    assert_eq!((ret, state), (sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED, 99), "there is no NVLink");
+}
+
+#[test]
 fn null_pointers_are_refused_before_anything_happens() {
     let sim = Sim::start(&node("gpus: [{product: h100-80gb, mig: {current: true}}]"));
     let library = load(&sim);

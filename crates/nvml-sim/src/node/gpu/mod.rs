@@ -117,6 +117,7 @@ impl Gpu {
             architecture: architecture(product.architecture),
             compute_capability: (product.compute_capability.0 as i32, product.compute_capability.1 as i32),
             pci: self.spec.pci,
+            pcie_root: self.spec.pcie_root.clone(),
             pci_device_id: u32::from(product.pci_device_ids.first().copied().unwrap_or(0)) << 16 | 0x10de,
             numa_node: self.spec.numa_node,
             memory_mib: product.memory_mib,
