@@ -194,7 +194,7 @@ mod tests {
     async fn the_former_driver_has_the_node_to_itself() {
         let (_directory, _, paths) = two();
         let former = FormerDriver::new(&paths.plugin_directory, &paths.cdi);
-        let (events, _writer) = crate::events::channel("node-1");
+        let (events, _writer) = crate::events::channel("node-1", &crate::metrics::Metrics::default());
         wait_for_former(&paths, &former, &events).await;
 
         let registry = paths.registration_socket.parent().unwrap();
