@@ -35,7 +35,7 @@ use crate::metrics::{Metrics, Seen};
 use crate::policy::{LayoutFile, Policy, Steward};
 use crate::probe::keep_probing;
 use crate::remove::{RemoveError, is_taken, remove};
-use crate::upkeep::{Upkeep, Wakes};
+use crate::upkeep::Wakes;
 use crate::watch::{Start, feed};
 use crate::webhook::{self, Webhook, WebhookError};
 use crate::writer::Writer;
@@ -196,13 +196,7 @@ pub async fn run(args: Args) -> Result<(), RunError> {
 
     let steward =
         Steward { client: client.clone(), index: index.clone(), leading: is_leading.clone(), metrics: metrics.clone() };
-    let (listed, steward_stop) = (readiness.clone(), stop.clone());
-    parts.start("follows GpuPolicies", async move {
-        if steward_stop.run_until_cancelled(listed.ready_but_for(webhook::PENDING)).await.is_some() {
-            steward.run(steward_stop).await;
-        }
-        Ok(())
-    });
+    parts.start("follows GpuPolicies", once_listed(&readiness, &stop, steward.run(stop.clone())));
 
     let reporter = Reporter::new(client.clone(), identity);
     let wakes = Wakes { index: index.clone(), features: features.subscribe(), leading: is_leading.clone() };
@@ -214,34 +208,30 @@ pub async fn run(args: Args) -> Result<(), RunError> {
         reporter.clone(),
         metrics.clone(),
     );
-    parts.start("keeps DeviceClasses", kept(&readiness, wakes.clone(), keeper, &stop));
+    parts.start("keeps DeviceClasses", once_listed(&readiness, &stop, wakes.clone().keep(keeper, stop.clone())));
     let keeper = labels::Keeper::new(client.clone(), node_labels, index.clone(), metrics.clone());
-    parts.start("keeps labels of Nodes", kept(&readiness, wakes, keeper, &stop));
+    parts.start("keeps labels of Nodes", once_listed(&readiness, &stop, wakes.keep(keeper, stop.clone())));
     let writer = Writer { client, driver: driver_name, index, features, leading: is_leading, reporter, metrics };
     let (writer_stop, last_write) = (stop.clone(), stop_leading.drop_guard());
-    parts.start("writes ResourceSlices", async move {
+    let writing = async move {
         let _last_write = last_write;
-        // Before everything is listed, what is not yet listed would look as if it were gone.
-        if writer_stop.run_until_cancelled(readiness.ready_but_for(webhook::PENDING)).await.is_some() {
-            writer.run(writer_stop).await;
-        }
-        Ok(())
-    });
+        writer.run(writer_stop).await;
+    };
+    parts.start("writes ResourceSlices", once_listed(&readiness, &stop, writing));
 
     parts.run(&stop).await
 }
 
-/// Keeps something up once everything is listed: what is not yet listed would look as if it were gone.
-fn kept<U: Upkeep + 'static>(
+/// Begins some work once everything is listed: what is not yet listed would look as if it were gone.
+fn once_listed<W: Future<Output = ()>>(
     readiness: &Readiness,
-    wakes: Wakes,
-    upkeep: U,
     stop: &CancellationToken,
-) -> impl Future<Output = Result<(), RunError>> + use<U> {
+    work: W,
+) -> impl Future<Output = Result<(), RunError>> + use<W> {
     let (readiness, stop) = (readiness.clone(), stop.clone());
     fine(async move {
         if stop.run_until_cancelled(readiness.ready_but_for(webhook::PENDING)).await.is_some() {
-            wakes.keep(upkeep, stop).await;
+            work.await;
         }
     })
 }
