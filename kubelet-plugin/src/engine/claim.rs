@@ -57,7 +57,7 @@ pub struct PreparedDevice {
 }
 
 /// A claim that the journal knows on this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PreparedClaim {
     /// UID of the ResourceClaim.
     pub uid: String,

@@ -61,18 +61,6 @@ impl Engine {
 impl PreparedClaim {
     /// A claim of which nothing is known but that it was here.
     fn unknown(uid: String) -> PreparedClaim {
-        PreparedClaim {
-            uid,
-            namespace: String::new(),
-            name: String::new(),
-            complete: false,
-            stuck: false,
-            condemned: false,
-            earlier_boot: false,
-            devices: Vec::new(),
-            partitions: Vec::new(),
-            unplaced: Vec::new(),
-            former: Vec::new(),
-        }
+        PreparedClaim { uid, ..PreparedClaim::default() }
     }
 }

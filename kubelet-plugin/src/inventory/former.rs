@@ -42,13 +42,8 @@ mod tests {
             namespace: "team".into(),
             name: name.into(),
             complete: true,
-            stuck: false,
-            condemned: false,
-            earlier_boot: false,
-            devices: Vec::new(),
-            partitions: Vec::new(),
-            unplaced: Vec::new(),
             former,
+            ..PreparedClaim::default()
         }
     }
 

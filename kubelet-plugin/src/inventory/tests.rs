@@ -168,13 +168,9 @@ fn claim(uid: &str, devices: &[&str], partitions: Vec<PreparedPartition>) -> Pre
         namespace: "default".into(),
         name: uid.into(),
         complete: true,
-        stuck: false,
-        condemned: false,
-        earlier_boot: false,
         devices: devices.iter().map(|device| (*device).to_owned()).collect(),
         partitions,
-        former: Vec::new(),
-        unplaced: Vec::new(),
+        ..PreparedClaim::default()
     }
 }
 

@@ -80,17 +80,12 @@ struct Reconciling {
 
 fn known(name: &str) -> PreparedClaim {
     PreparedClaim {
-        former: Vec::new(),
         uid: format!("uid-of-{name}"),
         namespace: "team".into(),
         name: name.into(),
         complete: true,
-        stuck: false,
-        condemned: false,
-        earlier_boot: false,
         devices: vec!["gpu-3b-00-0".into()],
-        partitions: Vec::new(),
-        unplaced: Vec::new(),
+        ..PreparedClaim::default()
     }
 }
 
