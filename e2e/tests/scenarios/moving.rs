@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kerf_api::names;
-use kerf_e2e::{Neighbours, NodeFile, Program, World, eventually, neighbour, scenario};
+use kerf_e2e::{Claim, Neighbours, NodeFile, Part, Program, Request, World, deploy, eventually, neighbour, scenario};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
@@ -25,6 +25,9 @@ const MANAGER: &str = "mig-parted/nvidia-mig-manager";
 /// The label that brings kerf's plugin to a node, and how the chart is told so.
 const MOVED: &str = "example.com/kerf";
 const NODES: &str = r"kubeletPlugin.nodeSelector.example\.com/kerf=yes";
+
+/// What has become of the layout that the node's label asks for.
+const STATE: &str = names::LABEL_MIG_CONFIG_STATE;
 
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -57,7 +60,7 @@ async fn device_plugin(world: &mut World) -> Result<()> {
 
     // 1. kerf, for no node yet.
     world.kerf.upgrade(&["--set-string", NODES])?;
-    world.kerf.rolled_out(kerf_e2e::Part::Controller).await?;
+    world.kerf.rolled_out(Part::Controller).await?;
     // 2. Empty the node.
     drain(world)?;
     // 3. Take the device plugin off: the kubelet reports 0.
@@ -69,22 +72,16 @@ async fn device_plugin(world: &mut World) -> Result<()> {
     world.published().await?;
     ensure!(slices(world)? == made, "they are kept");
     // 5. Let pods come back.
-    kubectl(world, &["uncordon", &node(world)?])?;
+    uncordon(world)?;
     let uuids = served_by_kerf(world).await?;
     ensure!(uuids.is_subset(&made), "{uuids:?} is one of {made:?}, and nothing else could have been cut");
 
     // Back: the same in the other direction.
-    drain(world)?;
-    world.kerf.expect_end(kerf_e2e::Part::KubeletPlugin).await?;
-    policy::label(world, &format!("{MOVED}-"))?;
-    eventually("kerf offers nothing on the node", PATIENCE, async || {
-        Ok(world.slices().await?.is_empty().then_some(()))
-    })
-    .await?;
+    leave(world).await?;
     ensure!(slices(world)? == made, "they are kept");
     let mut plugin = start_plugin(world, &beside)?;
     allocatable(world, &[(slice, "7"), (gpu, "1")]).await?;
-    kubectl(world, &["uncordon", &node(world)?])?;
+    uncordon(world)?;
     served_by_plugin(world, &made).await?;
 
     // And once more to kerf, which clears the slices away.
@@ -95,7 +92,7 @@ async fn device_plugin(world: &mut World) -> Result<()> {
     world.kerf.upgrade(&["--set-string", NODES, "--set", "foreignInstances=delete"])?;
     world.kerf.registered().await?;
     world.instances(0).await?;
-    kubectl(world, &["uncordon", &node(world)?])?;
+    uncordon(world)?;
     served_by_kerf(world).await?;
     world.instances(1).await?;
     kubectl(world, &["delete", "deployments", "-n", world.namespace(), "--all"])?;
@@ -153,16 +150,13 @@ async fn from_the_mig_manager_to_kerf_and_back() {
     scenario("from_mig_manager", NodeFile::new().gpus("h100-80gb", 2), async |world| {
         ensure!(world.cluster.has_partitions()?, "foreign slices need counters");
         let outcome = mig_manager(world).await;
-        let deploy = ["device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm", "nvsm"];
-        let deploy = deploy.map(|part| format!("nvidia.com/gpu.deploy.{part}"));
-        let labels = [MOVED, names::LABEL_MIG_CONFIG, STATE].into_iter().chain(deploy.iter().map(String::as_str));
+        let parts = ["device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm", "nvsm"];
+        let switches = parts.map(|part| format!("nvidia.com/gpu.deploy.{part}"));
+        let labels = [MOVED, names::LABEL_MIG_CONFIG, STATE].into_iter().chain(switches.iter().map(String::as_str));
         tidy(world, &labels.collect::<Vec<_>>()).and(outcome)
     })
     .await;
 }
-
-/// What has become of the layout that the node's label asks for.
-const STATE: &str = "nvidia.com/mig.config.state";
 
 async fn mig_manager(world: &mut World) -> Result<()> {
     // The plugin reads every minute what is wanted of foreign instances.
@@ -185,7 +179,7 @@ async fn mig_manager(world: &mut World) -> Result<()> {
 
     // 1. See that the file is good, with kerf on no node yet.
     world.kerf.upgrade(&["--set-string", NODES, "--set", "layouts.configMap=gpu-operator/nvidia-mig-config"])?;
-    world.kerf.rolled_out(kerf_e2e::Part::Controller).await?;
+    world.kerf.rolled_out(Part::Controller).await?;
     for (name, layout, accepted) in [("good", "mixed", "True"), ("wrong", "mixt", "False")] {
         let nowhere = json!({ "matchLabels": { "kubernetes.io/hostname": "none" } });
         let spec = json!({ "offer": "Layout", "layout": { "name": layout }, "nodeSelector": nowhere });
@@ -207,23 +201,17 @@ async fn mig_manager(world: &mut World) -> Result<()> {
     let gpus = policy::gpus(world).await?;
     // 5. Delete the policy, let pods come back: exactly the layout is offered.
     policy::unmake(world, "clear-old-slices").await?;
-    kubectl(world, &["uncordon", &node(world)?])?;
+    uncordon(world)?;
     policy::offers(world, &[(&gpus[0], &policy::HALVES), (&gpus[1], &policy::SEVENTHS)]).await?;
     // The state that the manager has left is its own; once it is taken off, kerf tells it.
     policy::label(world, &format!("{STATE}-"))?;
     state_is(world, "success").await?;
-    let half = kerf_e2e::Request::mig("gpu", "3g.40gb");
-    world.run_ready("half", &kerf_e2e::Claim::of(&[half])).await?;
+    let half = Request::mig("gpu", "3g.40gb");
+    world.run_ready("half", &Claim::of(&[half])).await?;
     world.delete("half").await?;
 
     // Back.
-    drain(world)?;
-    world.kerf.expect_end(kerf_e2e::Part::KubeletPlugin).await?;
-    policy::label(world, &format!("{MOVED}-"))?;
-    eventually("kerf offers nothing on the node", PATIENCE, async || {
-        Ok(world.slices().await?.is_empty().then_some(()))
-    })
-    .await?;
+    leave(world).await?;
     let mut manager = start_manager(world, &beside, file)?;
     world.instances(9).await?;
     eventually("the layout is there again", PATIENCE, async || {
@@ -231,7 +219,7 @@ async fn mig_manager(world: &mut World) -> Result<()> {
     })
     .await?;
     manager.terminate().await?;
-    kubectl(world, &["uncordon", &node(world)?])?;
+    uncordon(world)?;
     let off = "version: v1\nmig-configs:\n  no-mig:\n    - devices: all\n      mig-enabled: false\n";
     parted(&beside, off, "no-mig")?;
     policy::label(world, &format!("{MOVED}=yes"))?;
@@ -323,7 +311,7 @@ mig-configs:
     world.apply(policy::NAMESPACE)?;
     world.apply(&serde_saphyr::to_string(&map)?)?;
     world.kerf.upgrade(&["--set", "layouts.configMap=gpu-operator/nvidia-mig-config"])?;
-    world.kerf.rolled_out(kerf_e2e::Part::Controller).await?;
+    world.kerf.rolled_out(Part::Controller).await?;
     policy::label(world, &format!("{}=both", names::LABEL_MIG_CONFIG))?;
     parted(&beside, layout, "both")?;
     let compared = same_labels(world, "mixed").await;
@@ -343,7 +331,7 @@ async fn same_labels(world: &World, strategy: &str) -> Result<()> {
     let text = beside.run(DISCOVERY, &once)?;
     let mut theirs: BTreeMap<String, String> =
         text.lines().filter_map(|line| line.split_once('=')).map(|(key, value)| (key.into(), value.into())).collect();
-    let page = std::fs::read_to_string(kerf_e2e::deploy().join("../docs/labels.md"))?;
+    let page = std::fs::read_to_string(deploy().join("../docs/labels.md"))?;
     for key in LEFT_OUT {
         ensure!(page.contains(&format!("`{key}`")), "the page says that {key} is left out");
         ensure!(theirs.remove(key).is_some(), "GPU feature discovery writes {key}: {theirs:#?}");
@@ -424,10 +412,23 @@ fn drain(world: &World) -> Result<()> {
     kubectl(world, &arguments).map(drop)
 }
 
+/// The way back begins: the node is emptied, and kerf's plugin goes.
+async fn leave(world: &mut World) -> Result<()> {
+    drain(world)?;
+    world.kerf.expect_end(Part::KubeletPlugin).await?;
+    policy::label(world, &format!("{MOVED}-"))?;
+    eventually("kerf offers nothing on the node", PATIENCE, async || Ok(world.slices().await?.is_empty().then_some(())))
+        .await
+}
+
+fn uncordon(world: &World) -> Result<()> {
+    kubectl(world, &["uncordon", &node(world)?]).map(drop)
+}
+
 /// Whatever has happened: the node takes pods again, kerf is on it and can release what they hold, it has none of these labels, and
 /// no CDI spec of the device plugin.
 fn tidy(world: &World, labels: &[&str]) -> Result<()> {
-    kubectl(world, &["uncordon", &node(world)?])?;
+    uncordon(world)?;
     world.kerf.upgrade(&[])?;
     for label in labels {
         policy::label(world, &format!("{label}-"))?;
