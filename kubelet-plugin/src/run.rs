@@ -204,6 +204,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
         node: Arc::clone(&driver),
         driver_name: driver_name.clone(),
         node_name: node_name.clone(),
+        wishes: wishes.clone(),
         events: events.clone(),
         metrics: metrics.clone(),
     };

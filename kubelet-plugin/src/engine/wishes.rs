@@ -3,9 +3,9 @@
 //! It is told again after each start and kept nowhere: a plugin that has not heard of it yet removes nothing that it did not make.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
 
 use kerf_nvml::{MigMode, PciAddress};
+use tokio::sync::watch;
 
 use super::ForeignPolicy;
 
@@ -22,36 +22,42 @@ pub struct Wish {
 #[derive(Clone, Debug)]
 pub struct Wishes {
     otherwise: ForeignPolicy,
-    told: Arc<RwLock<Option<BTreeMap<PciAddress, Wish>>>>,
+    told: watch::Sender<Option<BTreeMap<PciAddress, Wish>>>,
 }
 
 impl Wishes {
     /// Nothing is told yet: until then foreign instances are kept everywhere. `otherwise` holds on GPUs of which nothing is said.
     pub fn new(otherwise: ForeignPolicy) -> Wishes {
-        Wishes { otherwise, told: Arc::default() }
+        Wishes { otherwise, told: watch::Sender::default() }
     }
 
     /// From now on these are the wishes, and no others. True if they are others than before.
     pub fn tell(&self, wishes: BTreeMap<PciAddress, Wish>) -> bool {
-        let mut told = self.told.write().unwrap_or_else(PoisonError::into_inner);
-        if told.as_ref() == Some(&wishes) {
-            return false;
-        }
-        tracing::info!(?wishes, "what is wanted of the GPUs");
-        *told = Some(wishes);
-        true
+        self.told.send_if_modified(|told| {
+            if told.as_ref() == Some(&wishes) {
+                return false;
+            }
+            tracing::info!(?wishes, "what is wanted of the GPUs");
+            *told = Some(wishes);
+            true
+        })
+    }
+
+    /// Changes each time the wishes are others than before.
+    pub fn changes(&self) -> watch::Receiver<Option<BTreeMap<PciAddress, Wish>>> {
+        self.told.subscribe()
     }
 
     /// What to say about instances on a GPU that no claim explains. As long as nothing is told that is what most likely will be
     /// told: what is published shall not change twice at every start.
     pub fn foreign(&self, gpu: PciAddress) -> ForeignPolicy {
-        let told = self.told.read().unwrap_or_else(PoisonError::into_inner);
+        let told = self.told.borrow();
         told.as_ref().and_then(|wishes| wishes.get(&gpu)?.foreign).unwrap_or(self.otherwise)
     }
 
     /// What to do about them.
     pub(super) fn foreign_for_sure(&self, gpu: PciAddress) -> ForeignPolicy {
-        let is_told = self.told.read().unwrap_or_else(PoisonError::into_inner).is_some();
+        let is_told = self.told.borrow().is_some();
         if is_told { self.foreign(gpu) } else { ForeignPolicy::Keep }
     }
 
@@ -62,7 +68,7 @@ impl Wishes {
 
     /// The same of all GPUs.
     pub(super) fn mig_modes(&self) -> BTreeMap<PciAddress, MigMode> {
-        let told = self.told.read().unwrap_or_else(PoisonError::into_inner);
+        let told = self.told.borrow();
         told.iter().flatten().filter_map(|(gpu, wish)| Some((*gpu, wish.mig_mode?))).collect()
     }
 }

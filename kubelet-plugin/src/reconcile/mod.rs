@@ -22,7 +22,7 @@ pub use decision::{Decision, GRACE, Gone, Standing, decide};
 
 use crate::claim::{self, ClaimRef, ClaimSource, SourceError};
 use crate::dra::blocking;
-use crate::engine::{Condemned, DeviceName, PreparedClaim, Released, RemovedForeign, Retried};
+use crate::engine::{Condemned, DeviceName, PreparedClaim, Released, RemovedForeign, Retried, Wishes};
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::metrics::Metrics;
@@ -71,6 +71,8 @@ pub struct Reconciler<S, N> {
     pub driver_name: String,
     /// The node's name, which is that of its pool.
     pub node_name: String,
+    /// What the controller wants of the GPUs: followed as soon as it is told.
+    pub wishes: Wishes,
     /// Where a person is told what was removed.
     pub events: Events,
     /// Where failures are counted.
@@ -82,6 +84,7 @@ pub async fn run<S: ClaimSource, N: Node>(reconciler: Reconciler<S, N>, shutdown
     let reconciler = Arc::new(reconciler);
     let work = async {
         let mut gone = Gone::default();
+        let mut wishes = reconciler.wishes.changes();
         let (mut rounds, mut retries) = (tokio::time::interval(ROUND), tokio::time::interval(RETRY));
         rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
         retries.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -89,6 +92,7 @@ pub async fn run<S: ClaimSource, N: Node>(reconciler: Reconciler<S, N>, shutdown
             tokio::select! {
                 _ = rounds.tick() => reconciler.round(&mut gone).await,
                 _ = retries.tick() => reconciler.retry().await,
+                Ok(()) = wishes.changed() => reconciler.follow_wishes().await,
             }
         }
     };
@@ -121,6 +125,11 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
                 }
             }
         }
+        self.follow_wishes().await;
+    }
+
+    /// Removes foreign instances and sets MIG modes, as far as it is wanted.
+    async fn follow_wishes(&self) {
         let node = Arc::clone(&self.node);
         match blocking(move || node.sweep_foreign()).await {
             Ok(removed) => removed.iter().for_each(|removed| self.tell_swept(removed)),

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kerf_kubelet_plugin::claim::ApiClaims;
-use kerf_kubelet_plugin::engine::{PreparedClaim, Released, RemovedForeign, Retried};
+use kerf_kubelet_plugin::engine::{ForeignPolicy, PreparedClaim, Released, RemovedForeign, Retried, Wish, Wishes};
 use kerf_kubelet_plugin::events;
 use kerf_kubelet_plugin::failure::Failure;
 use kerf_kubelet_plugin::metrics::Metrics;
@@ -75,6 +75,7 @@ impl Node for Stub {
 
 struct Reconciling {
     api: ApiServer,
+    wishes: Wishes,
     node: Arc<Stub>,
 }
 
@@ -113,16 +114,18 @@ fn prepared(api: ApiServer, claims: &[PreparedClaim]) -> Reconciling {
     let node = Arc::new(Stub { known: Mutex::new(claims.to_vec()), ..Stub::default() });
     let (events, writer) = events::channel("node-1", &Metrics::default());
     tokio::spawn(writer.run(api.client()));
+    let wishes = Wishes::new(ForeignPolicy::Keep);
     let reconciler = Reconciler {
         claims: ApiClaims::new(api.client()),
         node: Arc::clone(&node),
         driver_name: "gpu.nvidia.com".into(),
         node_name: "node-1".into(),
+        wishes: wishes.clone(),
         events,
         metrics: Metrics::default(),
     };
     tokio::spawn(reconcile::run(reconciler, CancellationToken::new()));
-    Reconciling { api, node }
+    Reconciling { api, wishes, node }
 }
 
 impl Reconciling {
@@ -185,6 +188,23 @@ async fn what_is_logged_about_a_claim_names_it() {
         let found = ["claim.uid", "claim.namespace", "claim.name"].map(|name| about[name].as_str());
         assert_eq!(found, [Some("uid-of-deleted"), Some("team"), Some("deleted")], "{about}");
     }
+}
+
+/// Who has asked for it waits for the reading of the GpuNode at most, not for the next round after it.
+#[tokio::test(start_paused = true)]
+async fn what_is_wanted_of_the_gpus_is_done_when_it_is_told() {
+    let running = start(&[]);
+    let swept = || *running.node.swept.lock().unwrap();
+    tokio::time::sleep(ROUND / 4).await;
+    assert_eq!(swept(), 1, "at the start");
+    let gpu = "0000:3b:00.0".parse().unwrap();
+    let delete = Wish { foreign: Some(ForeignPolicy::Delete), mig_mode: None };
+    running.wishes.tell([(gpu, delete)].into());
+    tokio::time::sleep(ROUND / 4).await;
+    assert_eq!(swept(), 2, "told");
+    running.wishes.tell([(gpu, delete)].into());
+    tokio::time::sleep(ROUND / 4).await;
+    assert_eq!(swept(), 2, "no news");
 }
 
 /// No container of an earlier boot lives, so there is nothing to wait for.
