@@ -52,9 +52,13 @@ impl DerefMut for World {
 /// When the scenario fails; what the programs said and what the cluster thinks is printed first.
 pub async fn scenario(name: &str, node: NodeFile, body: impl AsyncFnOnce(&mut World) -> Result<()>) {
     let directory = scratch(name).expect("a scratch directory can be made");
+    let fail = |what: &str, error: &anyhow::Error, report: &str| -> ! {
+        note_failure(&directory, &format!("{name}: {what}{error:#}"));
+        panic!("{name}: {what}{error:#}\n{report}\n{}", logs(&directory))
+    };
     let mut world = match World::start(name, &node, &directory).await {
         Ok(world) => world,
-        Err(error) => panic!("{name}: cannot start: {error:#}\n{}", logs(&directory)),
+        Err(error) => fail("cannot start: ", &error, ""),
     };
     let outcome = std::panic::AssertUnwindSafe(body(&mut world)).catch_unwind().await;
     let outcome = match outcome {
@@ -71,10 +75,23 @@ pub async fn scenario(name: &str, node: NodeFile, body: impl AsyncFnOnce(&mut Wo
     let report = if outcome.is_err() { world.describe() } else { String::new() };
     let end = world.end().await;
     if let Err(error) = outcome {
-        panic!("{name}: {error:#}\n{report}\n{}", logs(&directory));
+        fail("", &error, &report);
     }
     if let Err(error) = end {
-        panic!("{name}: something is left behind: {error:#}\n{}", logs(&directory));
+        fail("something is left behind: ", &error, "");
+    }
+}
+
+/// Adds a line to the list of failures that `make e2e` ends with: what the scenarios print themselves is long.
+fn note_failure(directory: &Path, line: &str) {
+    let Some(file) = directory.parent().map(|all| all.join("failures")) else { return };
+    let line: String = line.chars().take(1000).collect();
+    let noted =
+        std::fs::OpenOptions::new().create(true).append(true).open(file).and_then(|mut file| {
+            std::io::Write::write_all(&mut file, format!("{}\n", line.replace('\n', " ")).as_bytes())
+        });
+    if let Err(error) = noted {
+        eprintln!("the failure is not in the list at the end: {error}");
     }
 }
 
@@ -86,6 +103,8 @@ impl World {
         let mut kerf = Installation::new(&cluster, &client, directory);
         kerf.uninstall().await?;
         forget(&cluster)?;
+        // What an earlier scenario's policies have asked of the node is in there.
+        cluster.kubectl(&["delete", "gpunodes", "--all", "--ignore-not-found"])?;
         let slices: Api<ResourceSlice> = Api::all(client.clone());
         slices.delete_collection(&DeleteParams::default(), &ours()).await?;
         let simulation = Simulation::start(node, directory, directory).await?;

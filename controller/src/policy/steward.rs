@@ -114,15 +114,18 @@ impl Steward {
     async fn tell(&self, wish: &Wish) -> bool {
         let Wish { node, uid, spec } = wish;
         let api: Api<GpuNode> = Api::all(self.client.clone());
-        let patch = json!({
-            "apiVersion": GpuNode::api_version(&()),
-            "kind": GpuNode::kind(&()),
+        let patch = json!([
             // Not the object of a node that was deleted and came back meanwhile.
-            "metadata": { "name": node, "uid": uid },
-            "spec": spec,
-        });
-        let params = PatchParams::apply(names::CONTROLLER).force();
-        let told = self.request(&format!("GpuNode {node}"), api.patch(node, &params, &Patch::Apply(patch))).await;
+            { "op": "test", "path": "/metadata/uid", "value": uid },
+            // As a whole. Of a spec whose last field is not applied any more the API server makes a null, and refuses it.
+            { "op": "add", "path": "/spec", "value": spec },
+        ]);
+        let params = PatchParams { field_manager: Some(names::CONTROLLER.to_owned()), ..PatchParams::default() };
+        let request = async {
+            let patch = serde_json::from_value(patch).map_err(kube::Error::SerdeError)?;
+            api.patch(node, &params, &Patch::<()>::Json(patch)).await
+        };
+        let told = self.request(&format!("GpuNode {node}"), request).await;
         if told {
             info!(%node, gpus = spec.gpus.len(), "told the node what the policies ask of its GPUs");
         }

@@ -153,11 +153,21 @@ impl State {
                 self.writes.push(format!("label {name}"));
                 self.label(name, &body["metadata"])
             }
+            (&Method::PATCH, ["apis", "kerf.dev", "v1alpha1", "gpunodes", name]) => {
+                let query = uri.query().unwrap_or_default();
+                assert!(query.contains("fieldManager=kerf-controller"), "{query}");
+                self.patches.push((format!("gpunodes/{name}"), body.clone()));
+                let metadata = json!({ "name": name, "uid": body[0]["value"] });
+                let (version, kind) = ("kerf.dev/v1alpha1", "GpuNode");
+                (200, json!({ "apiVersion": version, "kind": kind, "metadata": metadata, "spec": body[1]["value"] }))
+            }
             (&Method::PATCH, ["apis", "kerf.dev", "v1alpha1", path @ ..]) => {
                 let query = uri.query().unwrap_or_default();
                 assert!(query.contains("fieldManager=kerf-controller") && query.contains("force=true"), "{query}");
                 self.patches.push((path.join("/"), body.clone()));
-                (200, complete(body))
+                let mut policy = body;
+                policy["spec"] = json!({ "offer": "Nothing" });
+                (200, policy)
             }
             _ => panic!("the controller does not {method} {uri}"),
         }
@@ -318,16 +328,6 @@ pub(crate) fn add_taint_times(slice: &mut ResourceSlice, second: i64) {
     for taint in taints {
         taint.time_added.get_or_insert(Time(Timestamp::from_second(second).unwrap()));
     }
-}
-
-/// An object as the API server gives it back: whole, whatever part of it was applied.
-fn complete(mut object: Value) -> Value {
-    if object["kind"] == "GpuPolicy" {
-        object["spec"] = json!({ "offer": "Nothing" });
-    } else if object["spec"].is_null() {
-        object["spec"] = json!({});
-    }
-    object
 }
 
 fn failure(code: u16, message: &str) -> Answer {

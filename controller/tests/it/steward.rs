@@ -65,7 +65,7 @@ impl World {
         for (path, patch) in patches {
             if path.starts_with("gpunodes/") {
                 let mut shown = node("n", vec![gpu("h100-80gb", 1)]);
-                shown.spec = serde_json::from_value(patch["spec"].clone()).unwrap();
+                shown.spec = serde_json::from_value(patch[1]["value"].clone()).unwrap();
                 self.see(shown);
             } else {
                 self.see(Policy { status: serde_json::from_value(patch["status"].clone()).unwrap(), ..rule.clone() });
@@ -88,10 +88,11 @@ async fn nodes_and_authors_are_told_once() {
     assert_eq!(paths, ["gpunodes/n", "gpupolicies/p/status"]);
     assert_eq!(
         patches[0].1,
-        json!({
-            "apiVersion": "kerf.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n", "uid": "uid-of-gpunode-n"},
-            "spec": {"gpus": {"gpu-01-00-0": {"migMode": "Disabled", "foreignInstances": "Adopt"}}},
-        })
+        json!([
+            {"op": "test", "path": "/metadata/uid", "value": "uid-of-gpunode-n"},
+            {"op": "add", "path": "/spec", "value":
+                {"gpus": {"gpu-01-00-0": {"migMode": "Disabled", "foreignInstances": "Adopt"}}}},
+        ])
     );
     assert_eq!(patches[1].1["metadata"], json!({"name": "p", "uid": "uid-of-p"}));
     assert_eq!(patches[1].1["status"]["nodesMatched"], 1);
@@ -102,7 +103,7 @@ async fn nodes_and_authors_are_told_once() {
     world.index.update(|index| index.delete(rule(), Now::read()));
     let patches = world.patches(2).await;
     assert_eq!(patches.len(), 1);
-    assert_eq!(patches[0].1["spec"], json!({}), "what is not wished for any more is taken back");
+    assert_eq!(patches[0].1[1]["value"], json!({}), "what is not wished for any more is taken back");
 }
 
 /// An older CustomResourceDefinition drops what it does not know: that is no reason to write for ever.

@@ -160,7 +160,18 @@ async fn policies_choose_gpus_and_what_they_offer() {
         for name in ["whole", "half"] {
             world.undisturbed(name).await?;
         }
-        Ok(())
+        // With the last policy all that was asked of the node is taken back.
+        let asked = async || anyhow::Ok(world.gpu_node().await?.spec.gpus);
+        ensure!(!asked().await?.is_empty(), "the policies ask for a MIG mode");
+        for name in ["whole", "few"] {
+            unmake(world, name).await?;
+        }
+        eventually("nothing is asked of the node", SOON, async || {
+            let asked = asked().await?;
+            ensure!(asked.is_empty(), "{asked:?}");
+            Ok(Some(()))
+        })
+        .await
     })
     .await;
 }
