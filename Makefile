@@ -125,8 +125,9 @@ e2e: build images $(HELM) neighbours ## Scenarios on a real Kubernetes (KUBE, GA
 	$(CLUSTER) down --purge
 	$(CLUSTER) up --kubernetes $(KUBE) --feature-gates $(GATES)
 	$(CLUSTER) load-image $(IMAGES)
+	rm -f $(TARGET)/e2e/failures
 	RUST_BACKTRACE=0 $(CLUSTER) exec -- cargo test --offline --workspace --test scenarios -- --test-threads=1 $(TEST); \
-	  status=$$?; $(CLUSTER) down --purge; exit $$status
+	  status=$$?; $(CLUSTER) down --purge; cat $(TARGET)/e2e/failures 2>/dev/null; exit $$status
 
 # Coverage as cargo-fuzz asks for it, which a stable Rust can give. Sanitizers it cannot, and what is checked has no `unsafe`.
 fuzz: HOST = $(shell rustc --print host-tuple)
