@@ -24,5 +24,6 @@ mod rights;
 mod server;
 mod simulated;
 mod takeover;
+mod toolkit;
 mod torture;
 mod webhook;
