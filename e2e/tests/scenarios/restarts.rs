@@ -16,16 +16,7 @@ async fn kubelet_restart_keeps_ids_and_pods() {
         let uid = world.claim(&claim).await?.metadata.uid.context("a claim has a UID")?;
         let ask = vec![claim_ref(world.namespace(), &claim, &uid)];
         let first = world.kubelet().await?.prepare(ask.clone()).await?;
-        let slices = slice_uids(world).await?;
-
-        world.cluster.tool(&["restart", "kubelet"])?;
-        // A kubelet that starts deletes all slices of its node.
-        eventually("the slices were wiped and are back", Duration::from_secs(90), async || {
-            let now = slice_uids(world).await?;
-            Ok((now.len() == slices.len() && now.is_disjoint(&slices)).then_some(()))
-        })
-        .await?;
-        world.published().await?;
+        restart_kubelet(world).await?;
 
         let again = world.kubelet().await?.prepare(ask).await?;
         ensure!(first == again && first[&uid].error.is_empty(), "first {first:?}, again {again:?}");
@@ -39,6 +30,20 @@ async fn kubelet_restart_keeps_ids_and_pods() {
         Ok(())
     })
     .await;
+}
+
+/// Restarts the kubelet and waits until kerf's devices are published again.
+pub(crate) async fn restart_kubelet(world: &World) -> Result<()> {
+    world.published().await?;
+    let slices = slice_uids(world).await?;
+    world.cluster.tool(&["restart", "kubelet"])?;
+    // A kubelet that starts deletes all slices of its node.
+    eventually("the slices were wiped and are back", Duration::from_secs(90), async || {
+        let now = slice_uids(world).await?;
+        Ok((now.len() == slices.len() && now.is_disjoint(&slices)).then_some(()))
+    })
+    .await?;
+    world.published().await.map(drop)
 }
 
 #[tokio::test]
