@@ -39,9 +39,9 @@ async fn from_the_device_plugin_to_kerf_and_back() {
             return Ok(());
         }
         let outcome = device_plugin(world).await;
-        tidy(world, &[MOVED])?;
-        kubelet_forgets(world).await?;
-        outcome
+        let tidied = tidy(world, &[MOVED]);
+        let forgotten = kubelet_forgets(world).await;
+        outcome.and(tidied).and(forgotten)
     })
     .await;
 }
