@@ -34,5 +34,5 @@ pub use program::{Program, built};
 pub use setting::setting;
 pub use simulation::{GpuState, InstanceState, NodeFile, Simulation};
 pub use tenant::Tenant;
-pub use wait::{eventually, never};
+pub use wait::{HEARS_AGAIN, eventually, never};
 pub use world::{World, scenario};

@@ -8,6 +8,11 @@ use tokio::time::Instant;
 /// How often a condition is looked at.
 const POLL: Duration = Duration::from_millis(50);
 
+/// Patience with what Kubernetes does after its API server was away. A component that watches may look for it again only
+/// after 60 s: client-go's reflectors wait up to 30 s and as much again at random, and begin anew with short waits only
+/// after two quiet minutes (k8s.io/client-go/tools/cache/reflector.go, 1.36). One such component waits for the other.
+pub const HEARS_AGAIN: Duration = Duration::from_secs(240);
+
 /// Waits until `look` answers `Ok(Some(value))`. An error or `Ok(None)` means "not yet"; after `patience` the last
 /// error, or the missing condition, is the failure.
 pub async fn eventually<T, F>(what: &str, patience: Duration, mut look: F) -> Result<T>

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Event;
-use kerf_e2e::{Claim, NodeFile, Request, World, eventually, scenario};
+use kerf_e2e::{Claim, HEARS_AGAIN, NodeFile, Request, World, eventually, scenario};
 use kube::Api;
 use kube::api::ListParams;
 
@@ -14,6 +14,7 @@ const GATE: &str = "DRAPartitionableDevices";
 async fn without_partitionable_devices_whole_gpus_work_and_nothing_overlaps() {
     scenario("no_counters", NodeFile::two_h100_and_l40s(), async |world| {
         world.cluster.tool(&["restart", "kube-apiserver", "--feature-gates", &format!("{GATE}=false")])?;
+        world.patience = HEARS_AGAIN;
         let outcome = whole_gpus_only(world).await;
         world.cluster.tool(&["restart", "kube-apiserver", "--feature-gates", &format!("{GATE}=true")])?;
         outcome?;
