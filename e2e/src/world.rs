@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use futures::FutureExt;
 use k8s_openapi::api::core::v1::{Namespace, Pod as ApiPod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kerf_api::GpuPolicy;
 use kerf_api::names::DRIVER_NAME;
+use kerf_api::{GpuNode, GpuPolicy};
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client};
 
@@ -82,6 +82,16 @@ pub async fn scenario(name: &str, node: NodeFile, body: impl AsyncFnOnce(&mut Wo
     }
 }
 
+/// What an earlier scenario's policies have asked of the node is in its GpuNode.
+async fn forget_wishes(client: &Client) -> Result<()> {
+    let gpu_nodes: Api<GpuNode> = Api::all(client.clone());
+    match gpu_nodes.delete_collection(&DeleteParams::default(), &ListParams::default()).await {
+        // The first scenario on a cluster comes before the CustomResourceDefinition.
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        outcome => Ok(outcome.map(drop)?),
+    }
+}
+
 /// Adds a line to the list of failures that `make e2e` ends with: what the scenarios print themselves is long.
 fn note_failure(directory: &Path, line: &str) {
     let Some(file) = directory.parent().map(|all| all.join("failures")) else { return };
@@ -103,8 +113,7 @@ impl World {
         let mut kerf = Installation::new(&cluster, &client, directory);
         kerf.uninstall().await?;
         forget(&cluster)?;
-        // What an earlier scenario's policies have asked of the node is in there.
-        cluster.kubectl(&["delete", "gpunodes", "--all", "--ignore-not-found"])?;
+        forget_wishes(&client).await?;
         let slices: Api<ResourceSlice> = Api::all(client.clone());
         slices.delete_collection(&DeleteParams::default(), &ours()).await?;
         let simulation = Simulation::start(node, directory, directory).await?;
