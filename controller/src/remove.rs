@@ -4,6 +4,7 @@
 //! stop writing as soon as they see it, and none of them leads before [`HELD`] has passed. If kerf stays after all, one of them
 //! leads again then and restores everything. A controller that is installed later does not wait.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -11,7 +12,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::DeviceClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use kerf_api::names;
+use kerf_api::{GpuNode, names};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 use tokio::time::{Instant, sleep};
@@ -116,10 +117,11 @@ async fn sweep(client: &Client, driver: &str) -> Result<Option<String>, RemoveEr
     let nodes: Api<Node> = Api::all(client.clone());
     let listed = nodes.list_metadata(&ListParams::default()).await;
     let listed = listed.map_err(|source| RemoveError::Request { action: "list the Nodes", source })?;
+    let others = nodes_of_others(client, driver).await?;
     for node in listed {
         let owned = Found::of(&node.metadata).owned;
         let (name, Some(uid)) = (node.name_any(), node.metadata.uid) else { continue };
-        if owned.is_empty() {
+        if owned.is_empty() || others.contains(&name) {
             continue;
         }
         let wrote = labels::write(client, &name, &uid, Labels::new()).await;
@@ -136,6 +138,20 @@ async fn sweep(client: &Client, driver: &str) -> Result<Option<String>, RemoveEr
         found = Some(format!("DeviceClass {}", class.name_any()));
     }
     Ok(found)
+}
+
+/// The nodes that another kerf in the cluster serves, and labels.
+async fn nodes_of_others(client: &Client, driver: &str) -> Result<BTreeSet<String>, RemoveError> {
+    let others = |node: GpuNode| {
+        let status = node.status.as_ref()?;
+        (!status.driver_name.is_empty() && status.driver_name != driver).then(|| node.name_any())
+    };
+    match Api::<GpuNode>::all(client.clone()).list(&ListParams::default()).await {
+        Ok(listed) => Ok(listed.into_iter().filter_map(others).collect()),
+        // The CustomResourceDefinition went first.
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(BTreeSet::new()),
+        Err(source) => Err(RemoveError::Request { action: "list the GpuNodes", source }),
+    }
 }
 
 /// Whether somebody else than `identity` holds the lease of the controllers: who leads has to look at it at once.

@@ -36,7 +36,7 @@ use crate::policy::{LayoutFile, Policy, Steward};
 use crate::probe::keep_probing;
 use crate::remove::{RemoveError, is_taken, remove};
 use crate::upkeep::Wakes;
-use crate::watch::{Start, feed};
+use crate::watch::{Start, Unseen, feed};
 use crate::webhook::{self, Webhook, WebhookError};
 use crate::writer::Writer;
 
@@ -128,15 +128,20 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let metrics = Metrics::default();
     let mut parts = Parts(JoinSet::new());
 
-    let watches = Watches { index: index.clone(), doubt: doubt.clone(), metrics: metrics.clone(), stop: stop.clone() };
+    let watches = Watches {
+        index: index.clone(),
+        readiness: readiness.clone(),
+        doubt: doubt.clone(),
+        metrics: metrics.clone(),
+        stop: stop.clone(),
+    };
     let everything = watcher::Config::default;
-    let known = |what| Start { pending: readiness.wait_for(what), optional: false };
     let slices = everything().fields(&format!("spec.driver={driver_name}"));
     let nodes = Api::<PartialObjectMeta<Node>>::all(client.clone());
     let gpu_nodes = Api::<GpuNode>::all(client.clone());
     parts.start(
         "watches ResourceSlices",
-        watches.watch(Api::all(client.clone()), slices, known("ResourceSlices"), |slice: ResourceSlice| {
+        watches.watch("ResourceSlices", Api::all(client.clone()), slices, Unseen::Wait, |slice: ResourceSlice| {
             Observed::from(&slice)
         }),
     );
@@ -149,25 +154,31 @@ pub async fn run(args: Args) -> Result<(), RunError> {
         }
         lease
     };
-    parts.start("watches Leases", watches.watch(leases.clone(), everything(), known("Leases"), look));
-    parts.start("watches Nodes", watches.watch(nodes, everything(), known("Nodes"), std::convert::identity));
-    parts.start("watches GpuNodes", watches.watch(gpu_nodes, everything(), known("GpuNodes"), std::convert::identity));
+    parts.start("watches Leases", watches.watch("Leases", leases.clone(), everything(), Unseen::Wait, look));
+    parts.start("watches Nodes", watches.watch("Nodes", nodes, everything(), Unseen::Wait, std::convert::identity));
+    parts.start(
+        "watches GpuNodes",
+        watches.watch("GpuNodes", gpu_nodes, everything(), Unseen::Wait, std::convert::identity),
+    );
     let classes = Api::<DeviceClass>::all(client.clone());
     parts.start(
         "watches DeviceClasses",
-        watches.watch(classes, everything(), known("DeviceClasses"), std::convert::identity),
+        watches.watch("DeviceClasses", classes, everything(), Unseen::Wait, std::convert::identity),
     );
     let policies = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<GpuPolicy>(&()));
-    let perhaps = Start { optional: true, ..known("GpuPolicies") };
-    parts.start("watches GpuPolicies", watches.watch(policies, everything(), perhaps, Policy::from));
+    parts.start(
+        "watches GpuPolicies",
+        watches.watch("GpuPolicies", policies, everything(), Unseen::NoneIfUnknown, Policy::from),
+    );
     let claims = Api::<ResourceClaim>::all(client.clone());
     let driver = driver_name.clone();
     let held = move |claim: ResourceClaim| Holding::of(&driver, &claim);
-    parts.start("watches ResourceClaims", watches.watch(claims, everything(), known("ResourceClaims"), held));
+    parts.start("watches ResourceClaims", watches.watch("ResourceClaims", claims, everything(), Unseen::Wait, held));
     let file = Api::<ConfigMap>::namespaced(client.clone(), &layouts.namespace);
     let only_it = everything().fields(&format!("metadata.name={}", layouts.name));
     let read = |object: ConfigMap| LayoutFile::read(&object);
-    parts.start("watches the layouts", watches.watch(file, only_it, known("the layouts' ConfigMap"), read));
+    let unreadable = Unseen::IfForbidden(LayoutFile::forbidden(&layouts.namespace, &layouts.name));
+    parts.start("watches the layouts", watches.watch("the layouts' ConfigMap", file, only_it, unreadable, read));
     let pending = readiness.wait_for("API server features");
     let (probing_client, probed) = (client.clone(), features.clone());
     let probing =
@@ -239,17 +250,20 @@ fn once_listed<W: Future<Output = ()>>(
 /// What all watches share.
 struct Watches {
     index: SharedIndex,
+    readiness: Readiness,
     doubt: Arc<Notify>,
     metrics: Metrics,
     stop: CancellationToken,
 }
 
 impl Watches {
+    /// Feeds the index with `what`, which readiness waits for.
     fn watch<K, T, F>(
         &self,
+        what: &'static str,
         api: Api<K>,
         config: watcher::Config,
-        start: Start,
+        unseen: Unseen<T>,
         convert: F,
     ) -> impl Future<Output = Result<(), RunError>> + Send + use<K, T, F>
     where
@@ -263,6 +277,7 @@ impl Watches {
             error.into_iter().for_each(|error| metrics.interrupted(error));
             bell.notify_one();
         };
+        let start = Start { pending: self.readiness.wait_for(what), unseen };
         fine(feed(self.index.clone(), api, config, convert, start, doubt, self.stop.clone()))
     }
 }

@@ -22,11 +22,21 @@ const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// How a watch begins.
-pub struct Start {
+pub struct Start<T> {
     /// Dropped when the index has seen everything for the first time.
     pub pending: Pending,
-    /// Whether an API server that does not know the kind has nothing of it. Else it is waited for.
-    pub optional: bool,
+    /// What is done as long as nothing was seen.
+    pub unseen: Unseen<T>,
+}
+
+/// What is done about objects that cannot be listed for the first time.
+pub enum Unseen<T> {
+    /// They are waited for.
+    Wait,
+    /// An API server that does not know the kind has none.
+    NoneIfUnknown,
+    /// A right to read them that does not come within some seconds is not waited for: this takes their place.
+    IfForbidden(T),
 }
 
 /// Shows `index` what is there of one kind, until `stop`.
@@ -38,14 +48,14 @@ pub async fn feed<K, T>(
     api: Api<K>,
     config: watcher::Config,
     convert: impl Fn(K) -> T,
-    start: Start,
+    start: Start<T>,
     doubt: impl Fn(Option<&watcher::Error>),
     stop: CancellationToken,
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     Index: Feed<T>,
 {
-    let mut pending = Some(start.pending);
+    let mut unseen = Some(start);
     let mut listed = Vec::new();
     let mut pause = PAUSE;
     let events = watch(api, config).take_until(stop.clone().cancelled_owned());
@@ -60,7 +70,7 @@ pub async fn feed<K, T>(
             Ok(Event::Delete(object)) => index.update(|index| index.delete(convert(object), now)),
             Ok(Event::Init) => {
                 listed.clear();
-                if pending.is_none() {
+                if unseen.is_none() {
                     doubt(None);
                 }
             }
@@ -69,15 +79,13 @@ pub async fn feed<K, T>(
                 let objects = std::mem::take(&mut listed);
                 index.update(|index| index.reset(objects, now));
                 pause = PAUSE;
-                pending = None;
+                unseen = None;
             }
             Err(error) => {
                 warn!(error = &error as &dyn std::error::Error, "a watch was interrupted");
                 doubt(Some(&error));
-                // Only as long as nothing was seen of it: a server that is starting may not know all its kinds yet.
-                if start.optional && pending.is_some() && is_unknown_kind(&error) {
-                    index.update(|index| index.reset(Vec::new(), now));
-                    pending = None;
+                if let Some(start) = unseen.take_if(|start| start.unseen.is_meant_by(&error, pause)) {
+                    index.update(|index| index.reset(start.unseen.into_objects(), now));
                 }
                 stop.run_until_cancelled(tokio::time::sleep(pause)).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -86,6 +94,21 @@ pub async fn feed<K, T>(
     }
 }
 
-fn is_unknown_kind(error: &watcher::Error) -> bool {
-    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+impl<T> Unseen<T> {
+    /// Whether a first list that fails so is not tried again before the index goes on. `pause` says for how long it has failed.
+    fn is_meant_by(&self, error: &watcher::Error, pause: Duration) -> bool {
+        let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error else { return false };
+        match self {
+            Unseen::Wait => false,
+            Unseen::NoneIfUnknown => status.code == 404,
+            Unseen::IfForbidden(_) => status.code == 403 && pause >= LONGEST_PAUSE,
+        }
+    }
+
+    fn into_objects(self) -> Vec<T> {
+        match self {
+            Unseen::Wait | Unseen::NoneIfUnknown => Vec::new(),
+            Unseen::IfForbidden(object) => vec![object],
+        }
+    }
 }

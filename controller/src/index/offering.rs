@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kerf_api::{GpuNodeSpec, GpuNodeStatus, GpuPolicyStatus};
+use kerf_api::{GpuNodeSpec, GpuNodeStatus, GpuPolicyStatus, names};
 use kube::ResourceExt as _;
 
 use super::{Decision, Index, NodeState};
@@ -79,9 +79,8 @@ impl Index {
             self.nodes.iter().filter_map(|(name, state)| node((name.as_str(), state))).collect();
         let report = |policy: &Policy| {
             let status = report::status(policy, &self.rules.layouts, &nodes, &Time(now.wall));
-            let theirs =
-                status.nodes_matched == 0 && policy.status.nodes.iter().any(|node| self.is_foreign(&node.name));
-            (!theirs && status != policy.status).then(|| Report {
+            let ours = self.reporter(policy).is_none_or(|driver| driver == self.driver);
+            (ours && status != policy.status).then(|| Report {
                 policy: policy.name.clone(),
                 uid: policy.uid.clone(),
                 status,
@@ -90,11 +89,15 @@ impl Index {
         self.rules.policies.iter().filter_map(report).collect()
     }
 
-    /// Whether another driver serves a node: what a policy comes to there is reported by its controller.
-    fn is_foreign(&self, node: &str) -> bool {
-        let gpu_node = self.nodes.get(node).and_then(|state| state.gpu_node.as_deref());
-        let driver = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref()).map(|status| &status.driver_name);
-        driver.is_some_and(|driver| !driver.is_empty() && *driver != self.driver)
+    /// The driver whose controller reports of a policy: of several kerfs whose GPUs it matches one only, the usual name first, so
+    /// that they do not overwrite each other for ever. `None`: it matches none.
+    fn reporter(&self, policy: &Policy) -> Option<&str> {
+        let matched = self.nodes.values().filter_map(|state| {
+            let driver = state.gpu_node.as_deref()?.status.as_ref()?.driver_name.as_str();
+            let matches = !driver.is_empty() && self.offering(state).resolution.matches.contains_key(&policy.name);
+            matches.then_some(driver)
+        });
+        matched.min_by_key(|driver| (*driver != names::DRIVER_NAME, *driver))
     }
 
     /// Why nothing is published of a node now.

@@ -17,6 +17,14 @@ pub enum LayoutFile {
 }
 
 impl LayoutFile {
+    /// The file in a ConfigMap that the controller may not read. The chart's Role lies in the ConfigMap's namespace and goes with it.
+    pub fn forbidden(namespace: &str, name: &str) -> LayoutFile {
+        LayoutFile::Broken(format!(
+            "the controller has no right to read ConfigMap {namespace}/{name}; if its namespace is gone, name another one in \
+             the chart's layouts.configMap"
+        ))
+    }
+
     /// Reads the file in a ConfigMap.
     pub fn read(object: &ConfigMap) -> LayoutFile {
         let key = names::LAYOUTS_KEY;

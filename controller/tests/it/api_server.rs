@@ -7,6 +7,7 @@ use http::{Method, Request, Response};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use kerf_api::GpuNode;
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -36,6 +37,8 @@ pub(crate) struct State {
     pub(crate) classes: BTreeMap<String, DeviceClass>,
     /// The metadata of Nodes.
     pub(crate) nodes: BTreeMap<String, Value>,
+    /// None of them: this server does not know the kind.
+    pub(crate) gpu_nodes: Option<Vec<GpuNode>>,
     /// Requests that changed something, in order: `create name`.
     pub(crate) writes: Vec<String>,
     pub(crate) dry_runs: usize,
@@ -59,6 +62,7 @@ impl ApiServer {
             extended_resources: true,
             classes: BTreeMap::new(),
             nodes: BTreeMap::new(),
+            gpu_nodes: Some(Vec::new()),
             writes: Vec::new(),
             dry_runs: 0,
             events: Vec::new(),
@@ -144,6 +148,10 @@ impl State {
                 let items: Vec<Value> = self.nodes.values().map(|metadata| json!({"metadata": metadata})).collect();
                 (200, json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items}))
             }
+            (&Method::GET, ["apis", "kerf.dev", "v1alpha1", "gpunodes"]) => match &self.gpu_nodes {
+                Some(items) => (200, json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items})),
+                None => failure(404, "the server could not find the requested resource"),
+            },
             (&Method::PATCH, ["api", "v1", "nodes", name]) => {
                 let query = uri.query().unwrap();
                 assert!(

@@ -18,5 +18,6 @@ mod remove;
 mod steward;
 #[path = "../../../crates/telemetry/testing.rs"]
 mod testing;
+mod watch;
 mod webhook;
 mod writer;

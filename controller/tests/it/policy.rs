@@ -393,18 +393,28 @@ fn gpu_node_with_two() -> kerf_api::GpuNode {
     node("n", vec![gpu("h100-80gb", 1), gpu("h100-80gb", 2)])
 }
 
-/// Another driver's controller reports of its own nodes.
+/// Of two kerfs one reports of a policy: else each would overwrite what the other has just written.
 #[test]
-fn nodes_of_another_driver_are_left_to_it() {
+fn one_driver_reports_of_a_policy() {
     let mut world = World::new(vec![gpu("h100-80gb", 1)]);
     let mut other = node("m", vec![gpu("h100-80gb", 1)]);
-    other.status.as_mut().unwrap().driver_name = "gpu.example.com".into();
-    world.see(other);
-    let mut theirs = policy("p", json!({"offer": "Nothing", "nodeSelector": {"matchLabels": {"on": "m"}}}));
-    world.see(theirs.clone());
-    assert_eq!(world.index.reports(world.now).len(), 1, "nobody has said anything");
-    theirs.status.nodes = vec![kerf_api::PolicyNode { name: "m".into(), ..kerf_api::PolicyNode::default() }];
-    world.see(theirs);
-    assert_eq!(world.index.reports(world.now), []);
+    other.status.as_mut().unwrap().driver_name = "a.example.com".into();
+    world.see(other.clone());
+    world.see(labelled_node("m", "m", &[("on", "m")]));
+    let theirs = || policy("p", json!({"offer": "Nothing", "nodeSelector": {"matchLabels": {"on": "m"}}}));
+    world.see(theirs());
+    assert_eq!(world.index.reports(world.now), [], "it matches their node alone");
     assert!(world.index.wishes().is_empty());
+    world.see(policy("p", json!({"offer": "Nothing"})));
+    assert_eq!(world.status()["nodesMatched"], 1, "it matches both: who has the usual name reports, of its own");
+
+    let mut second = Index::new("a.example.com", true);
+    let mut show = |object: kerf_api::GpuNode| second.apply(object, world.now);
+    show(other);
+    show(node("n", vec![gpu("h100-80gb", 1)]));
+    second.apply(labelled_node("m", "m", &[("on", "m")]), world.now);
+    second.apply(policy("p", json!({"offer": "Nothing"})), world.now);
+    assert_eq!(second.reports(world.now), [], "and the other does not");
+    second.apply(theirs(), world.now);
+    assert_eq!(second.reports(world.now).len(), 1);
 }

@@ -8,7 +8,7 @@ use kerf_controller::remove::{RemoveError, remove};
 use serde_json::json;
 
 use crate::api_server::ApiServer;
-use crate::fixtures::DRIVER;
+use crate::fixtures::{DRIVER, node};
 use crate::leader::{Memory, start};
 
 fn labelled(uid: &str, keys: &[&str]) -> serde_json::Value {
@@ -55,6 +55,29 @@ async fn what_would_stay_is_removed_and_nobody_puts_it_back() {
     // Another kerf is installed: it need not wait.
     let mut next = start(&lease, "next", jiff::Timestamp::now);
     next.leads(Duration::from_millis(1)).await;
+}
+
+/// A trial on other nodes goes, and the kerf of the others keeps its labels.
+#[tokio::test(start_paused = true)]
+async fn nodes_of_another_kerf_keep_their_labels() {
+    let server = ApiServer::new(Counters::Separate);
+    for name in ["ours", "theirs"] {
+        server.state().nodes.insert(name.into(), labelled(name, &["nvidia.com/gpu.count"]));
+    }
+    let mut theirs = node("theirs", Vec::new());
+    theirs.status.as_mut().unwrap().driver_name = "gpu.test.example".into();
+    server.state().gpu_nodes = Some(vec![node("ours", Vec::new()), theirs]);
+    remove(&server.client(), DRIVER, &Memory::default()).await.unwrap();
+    assert_eq!(server.state().writes, ["label ours"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_go_after_the_gpu_nodes() {
+    let server = ApiServer::new(Counters::Separate);
+    server.state().nodes.insert("n".into(), labelled("n", &["nvidia.com/gpu.count"]));
+    server.state().gpu_nodes = None;
+    remove(&server.client(), DRIVER, &Memory::default()).await.unwrap();
+    assert_eq!(server.state().writes, ["label n"]);
 }
 
 #[tokio::test(start_paused = true)]
