@@ -1,0 +1,65 @@
+//! What the index is shown when the API server refuses to show anything.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kerf_controller::features::Counters;
+use kerf_controller::index::{Feed as _, Index, SharedIndex};
+use kerf_controller::liveness::Now;
+use kerf_controller::policy::LayoutFile;
+use kerf_controller::watch::{Start, Unseen, feed};
+use kerf_telemetry::Readiness;
+use kube::Api;
+use kube::runtime::watcher::Config;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::api_server::ApiServer;
+use crate::fixtures::{DRIVER, policy};
+
+const WHAT: &str = "the layouts' ConfigMap";
+
+/// What is waited for, and what is said of a policy with a layout, when the layout file was refused with `code` for `time`.
+async fn refused(code: u16, unseen: Unseen<LayoutFile>, time: Duration) -> (Vec<&'static str>, String) {
+    let server = ApiServer::new(Counters::Separate);
+    server.state().refuses = Some(code);
+    let index = SharedIndex::new(Index::new(DRIVER, true));
+    let layout = policy("p", json!({"offer": "Layout", "layout": {"name": "mixed"}}));
+    index.update(|index| index.apply(layout, Now::read()));
+    let (readiness, stop) = (Readiness::default(), CancellationToken::new());
+    let start = Start { pending: readiness.wait_for(WHAT), unseen };
+    let api = Api::<ConfigMap>::namespaced(server.client(), "gone");
+    let read = |object: ConfigMap| LayoutFile::read(&object);
+    let feeding = tokio::spawn(feed(index.clone(), api, Config::default(), read, start, |_| {}, stop.clone()));
+    tokio::time::sleep(time).await;
+    let waits = readiness.pending();
+    stop.cancel();
+    feeding.await.unwrap();
+    let mut said = String::new();
+    index.update(|index| said.clone_from(&index.reports(Now::read())[0].status.conditions[0].message));
+    (waits, said)
+}
+
+/// The Role lies in the ConfigMap's namespace: where that is deleted, kerf must go on for everybody else.
+#[tokio::test(start_paused = true)]
+async fn a_right_that_does_not_come_is_not_waited_for() {
+    let forbidden = || Unseen::IfForbidden(LayoutFile::forbidden("gone", "layouts"));
+    let (waits, said) = refused(403, forbidden(), Duration::from_secs(60)).await;
+    assert!(waits.is_empty(), "{waits:?}");
+    assert!(said.contains("the controller has no right to read ConfigMap gone/layouts"), "{said}");
+    // Rights that were just granted take a moment.
+    let unknown = "there is no layout \"mixed\": there is no layout file";
+    assert_eq!(refused(403, forbidden(), Duration::from_secs(2)).await, (vec![WHAT], unknown.to_owned()));
+    assert_eq!(refused(500, forbidden(), Duration::from_secs(60)).await, (vec![WHAT], unknown.to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_needed_is_waited_for() {
+    for code in [403, 404, 500] {
+        let (waits, _) = refused(code, Unseen::Wait, Duration::from_secs(60)).await;
+        assert_eq!(waits, [WHAT], "{code}");
+    }
+    let (waits, _) = refused(404, Unseen::NoneIfUnknown, Duration::from_secs(1)).await;
+    assert!(waits.is_empty(), "{waits:?}");
+    assert_eq!(refused(403, Unseen::NoneIfUnknown, Duration::from_secs(60)).await.0, [WHAT]);
+}
