@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::classes::{self, is_ours};
+use crate::index::serves;
 use crate::labels::{self, Found, Labels};
 use crate::leader::Store;
 
@@ -142,12 +143,8 @@ async fn sweep(client: &Client, driver: &str) -> Result<Option<String>, RemoveEr
 
 /// The nodes that another kerf in the cluster serves, and labels.
 async fn nodes_of_others(client: &Client, driver: &str) -> Result<BTreeSet<String>, RemoveError> {
-    let others = |node: GpuNode| {
-        let status = node.status.as_ref()?;
-        (!status.driver_name.is_empty() && status.driver_name != driver).then(|| node.name_any())
-    };
     match Api::<GpuNode>::all(client.clone()).list(&ListParams::default()).await {
-        Ok(listed) => Ok(listed.into_iter().filter_map(others).collect()),
+        Ok(listed) => Ok(listed.iter().filter(|node| !serves(driver, node)).map(GpuNode::name_any).collect()),
         // The CustomResourceDefinition went first.
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(BTreeSet::new()),
         Err(source) => Err(RemoveError::Request { action: "list the GpuNodes", source }),

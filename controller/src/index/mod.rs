@@ -27,6 +27,7 @@ pub use census::{Census, Standing};
 pub use decision::{Decision, Reason, Verdict};
 pub use feed::Feed;
 pub use nodes::NodeView;
+pub(crate) use nodes::serves;
 pub use offering::{Report, Wish};
 pub use shared::SharedIndex;
 

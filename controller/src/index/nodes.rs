@@ -58,9 +58,14 @@ impl Index {
         all.filter(|gpu_node| self.serves(gpu_node)).collect()
     }
 
-    /// Whether a GpuNode is one of this driver; one that does not say so yet is.
+    /// [`serves`] of this index' driver.
     pub(super) fn serves(&self, gpu_node: &GpuNode) -> bool {
-        let status = gpu_node.status.as_ref();
-        status.is_none_or(|status| status.driver_name.is_empty() || status.driver_name == self.driver)
+        serves(&self.driver, gpu_node)
     }
+}
+
+/// Whether a GpuNode is one of `driver`; one that does not say so yet is.
+pub(crate) fn serves(driver: &str, gpu_node: &GpuNode) -> bool {
+    let status = gpu_node.status.as_ref();
+    status.is_none_or(|status| status.driver_name.is_empty() || status.driver_name == driver)
 }
