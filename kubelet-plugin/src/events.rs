@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use crate::claim::ClaimRef;
 use crate::metrics::{Metrics, Report};
+use crate::node::{self, NodeError};
 
 /// Events that wait for a slow API server. More than these are dropped: the log has them all.
 const QUEUE: usize = 64;
@@ -128,7 +129,7 @@ impl EventWriter {
         }
     }
 
-    async fn write(&mut self, api: &Api<Event>, happening: &Happening) -> Result<(), kube::Error> {
+    async fn write(&mut self, api: &Api<Event>, happening: &Happening) -> Result<(), NodeError> {
         let now = Instant::now();
         self.written.retain(|_, written| now.duration_since(written.at) < FORGET);
         if let Some(written) = self.written.get_mut(happening) {
@@ -138,8 +139,9 @@ impl EventWriter {
             }
             written.at = now;
             let again = json!({"count": written.count, "lastTimestamp": Time(Timestamp::now())});
-            match api.patch(&written.name, &PatchParams::default(), &Patch::Merge(again)).await {
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
+            let (params, patch) = (PatchParams::default(), Patch::Merge(again));
+            match node::within(api.patch(&written.name, &params, &patch), "the Event cannot be repeated").await {
+                Err(error) if error.is_not_found() => {}
                 done => return done.map(drop),
             }
         }
@@ -147,7 +149,7 @@ impl EventWriter {
         let name = event.metadata.name.clone().unwrap_or_default();
         // Remembered even when this fails: a failing API server is not asked again for the same at once.
         self.written.insert(happening.clone(), Written { name, count: 1, at: now });
-        api.create(&PostParams::default(), &event).await.map(drop)
+        node::within(api.create(&PostParams::default(), &event), "the Event cannot be created").await.map(drop)
     }
 }
 

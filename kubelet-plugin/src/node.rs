@@ -31,7 +31,16 @@ pub(crate) enum NodeError {
 impl NodeError {
     /// Whether somebody else has written the object meanwhile.
     pub(crate) fn is_conflict(&self) -> bool {
-        matches!(self, NodeError::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 409))
+        self.has_code(409)
+    }
+
+    /// Whether there is no such object.
+    pub(crate) fn is_not_found(&self) -> bool {
+        self.has_code(404)
+    }
+
+    fn has_code(&self, code: u16) -> bool {
+        matches!(self, NodeError::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == code))
     }
 }
 
