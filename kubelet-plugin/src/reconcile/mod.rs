@@ -248,8 +248,8 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
 
     fn tell_swept(&self, RemovedForeign { gpu, instance }: &RemovedForeign) {
         let message = format!(
-            "GPU instance {} (placement {}:{}) on the GPU at {gpu} belonged to no claim and was not in use: removed, because \
-             this node runs with --foreign-instances=delete",
+            "GPU instance {} (placement {}:{}) on the GPU at {gpu} belonged to no claim and was not in use: removed, as \
+             --foreign-instances=delete of this node or foreignInstances: Delete of a GpuPolicy asks for",
             instance.id, instance.placement.start, instance.placement.size
         );
         let gpu = DeviceName::whole(*gpu);
