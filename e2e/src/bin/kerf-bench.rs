@@ -3,7 +3,7 @@
 //! The harness plays the kubelet's part of the DRA call (the same socket, the same messages), so that the figures are
 //! kerf's own and not those of starting a pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use kerf_e2e::{Claim, NodeFile, Part, Request, World, built, claim_ref};
+use k8s_openapi::api::core::v1::Pod;
+use kerf_e2e::{Claim, NodeFile, Part, Request, World, built, claim_ref, eventually};
 use serde_json::json;
 
 /// Measures kerf and writes a report.
@@ -30,6 +31,9 @@ struct Arguments {
 
 /// GPUs of the simulated node, and claims of a round.
 const GPUS: u32 = 8;
+
+/// How often the pods of each part are replaced.
+const RENEWALS: usize = 5;
 
 type Figures = BTreeMap<String, f64>;
 
@@ -89,7 +93,7 @@ async fn measure(
     figures: &mut Figures,
 ) -> Result<()> {
     let node = NodeFile::new().gpus("h100-80gb", GPUS).latency(latency);
-    let world = World::start("bench", &node, directory).await?;
+    let mut world = World::start("bench", &node, directory).await?;
     world.published().await?;
     let devices = world.devices().await?;
     let gpus: Vec<&String> = devices.iter().filter(|name| !name.contains("-mig-")).collect();
@@ -136,8 +140,34 @@ async fn measure(
         // Of several controllers the one that leads is the largest.
         let kib = world.kerf.resident_kib(part).await?.into_iter().max().unwrap_or_default();
         figures.insert(format!("{prefix}{name}_rss_mib"), kib as f64 / 1024.0);
+        let renewed = renewal(&mut world, part).await?;
+        figures.insert(format!("{prefix}{name}_renewed_to_ready_s"), renewed.as_secs_f64());
     }
     world.end().await
+}
+
+/// From the deletion of a part's pods until those that Kubernetes made in their place are ready, their image being there.
+async fn renewal(world: &mut World, part: Part) -> Result<Duration> {
+    let mut times = Vec::new();
+    for _ in 0..RENEWALS {
+        let former: BTreeSet<_> = world.kerf.pods(part).await?.into_iter().map(|pod| pod.metadata.uid).collect();
+        let begin = Instant::now();
+        world.kerf.renew(part).await?;
+        eventually("the new pods are ready", Duration::from_secs(60), async || {
+            let pods = world.kerf.pods(part).await?;
+            let new = pods.iter().all(|pod| !former.contains(&pod.metadata.uid) && is_ready(pod));
+            Ok((new && pods.len() == former.len()).then_some(()))
+        })
+        .await?;
+        times.push(begin.elapsed());
+    }
+    times.sort();
+    Ok(times[times.len() / 2])
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 #[derive(Clone, Copy)]
