@@ -135,22 +135,23 @@ impl Offering {
 }
 
 impl Terms {
-    /// What the node has to do about `gpu`; `None`: nothing.
-    fn wish(&self, gpu: &Gpu) -> Option<GpuSpec> {
+    /// What the node has to do about `gpu`.
+    fn wish(&self, gpu: &Gpu) -> GpuSpec {
         let mig_mode = match self.forms {
             Forms::Fixed(_) => Some(MigMode::Enabled),
             Forms::Whole => Some(MigMode::Disabled),
             Forms::Dynamic { .. } | Forms::Nothing => None,
         };
-        let wish = GpuSpec { mig_mode: mig_mode.filter(|_| gpu.mig.is_some()), foreign_instances: self.foreign };
-        (wish != GpuSpec::default()).then_some(wish)
+        GpuSpec { mig_mode: mig_mode.filter(|_| gpu.mig.is_some()), foreign_instances: self.foreign }
     }
 }
 
 impl Resolution {
-    /// What the node has to do about its GPUs, by their names.
+    /// What the node has to do about its GPUs, by their names: of each that could be read there is an entry, be it an empty one,
+    /// which tells the node that this was decided. What another GPU is policies cannot know.
     pub fn wishes<'a>(&self, gpus: impl IntoIterator<Item = &'a Gpu>) -> BTreeMap<String, GpuSpec> {
-        let wish = |gpu: &Gpu| Some((gpu.name.clone(), self.terms.get(&gpu.name)?.wish(gpu)?));
-        gpus.into_iter().filter_map(wish).collect()
+        let wish =
+            |gpu: &Gpu| (gpu.name.clone(), self.terms.get(&gpu.name).map(|terms| terms.wish(gpu)).unwrap_or_default());
+        gpus.into_iter().filter(|gpu| !gpu.uuid.is_empty()).map(wish).collect()
     }
 }

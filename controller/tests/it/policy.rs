@@ -173,9 +173,24 @@ fn a_gpu_that_needs_a_reset_is_told_and_waits() {
     let mut silent = off();
     silent.mig.as_mut().unwrap().profiles.clear();
     assert_eq!(wish(silent, threes()), ("ResetNeeded".into(), mode(MigMode::Enabled)));
-    assert_eq!(wish(on(), json!({"offer": "Dynamic"})), (String::new(), None));
-    assert_eq!(wish(on(), json!({"offer": "Nothing"})), (String::new(), None));
-    assert_eq!(wish(gpu("l40s", 1), json!({"offer": "WholeOnly"})), (String::new(), None));
+    let nothing = || (String::new(), Some(GpuSpec::default()));
+    assert_eq!(wish(on(), json!({"offer": "Dynamic"})), nothing());
+    assert_eq!(wish(on(), json!({"offer": "Nothing"})), nothing());
+    assert_eq!(wish(gpu("l40s", 1), json!({"offer": "WholeOnly"})), nothing());
+}
+
+/// The node removes what is not its own only where it knows that no policy forbids it, and of a GPU that cannot be read nobody
+/// knows which policies select it.
+#[test]
+fn what_is_decided_is_told_of_each_gpu_that_can_be_read() {
+    let unreadable = Gpu { uuid: String::new(), product: String::new(), ..gpu("h100-80gb", 2) };
+    let gpus = vec![gpu("h100-80gb", 1), unreadable];
+    let by_product = json!({"offer": "Dynamic", "foreignInstances": "Keep", "gpus": {"products": ["*H100*"]}});
+    for policies in [vec![], vec![policy("p", by_product)]] {
+        let foreign = (!policies.is_empty()).then_some(ForeignInstances::Keep);
+        let wishes = resolved(gpus.clone(), &[], policies).wishes(&gpus);
+        assert_eq!(wishes, [("gpu-01-00-0".into(), GpuSpec { mig_mode: None, foreign_instances: foreign })].into());
+    }
 }
 
 /// A newer version's policy, or garbage, hides nothing.
@@ -404,7 +419,7 @@ fn one_driver_reports_of_a_policy() {
     let theirs = || policy("p", json!({"offer": "Nothing", "nodeSelector": {"matchLabels": {"on": "m"}}}));
     world.see(theirs());
     assert_eq!(world.index.reports(world.now), [], "it matches their node alone");
-    assert!(world.index.wishes().is_empty());
+    assert!(world.index.wishes().iter().all(|wish| wish.node == "n"));
     world.see(policy("p", json!({"offer": "Nothing"})));
     assert_eq!(world.status()["nodesMatched"], 1, "it matches both: who has the usual name reports, of its own");
 

@@ -81,7 +81,11 @@ fn rule() -> Policy {
 #[tokio::test(start_paused = true)]
 async fn nodes_and_authors_are_told_once() {
     let world = World::new(true);
-    assert_eq!(world.patches(40).await, [], "no policy, no word");
+    let patches = world.patches(40).await;
+    assert_eq!(patches.len(), 1);
+    let open = json!({"gpus": {"gpu-01-00-0": {}}});
+    assert_eq!(patches[0].1[1]["value"], open, "without a policy: that nothing is wanted of the GPU");
+    world.show(&patches, &rule());
     world.see(rule());
     let patches = world.patches(2).await;
     let paths: Vec<&str> = patches.iter().map(|(path, _)| path.as_str()).collect();
@@ -103,7 +107,7 @@ async fn nodes_and_authors_are_told_once() {
     world.index.update(|index| index.delete(rule(), Now::read()));
     let patches = world.patches(2).await;
     assert_eq!(patches.len(), 1);
-    assert_eq!(patches[0].1[1]["value"], json!({}), "what is not wished for any more is taken back");
+    assert_eq!(patches[0].1[1]["value"], open, "what is not wished for any more is taken back");
 }
 
 /// An older CustomResourceDefinition drops what it does not know: that is no reason to write for ever.

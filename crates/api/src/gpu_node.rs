@@ -35,7 +35,8 @@ use crate::schema::known_formats;
 #[schemars(transform = RecursiveTransform(known_formats))]
 #[serde(rename_all = "camelCase")]
 pub struct GpuNodeSpec {
-    /// By the GPU's [name](Gpu::name). Only GPUs of which there is something to say.
+    /// By the GPU's [name](Gpu::name). Where there is no entry nothing is decided yet, and the node keeps all instances that it
+    /// did not make; an empty one says that nothing is wanted of the GPU beyond what the plugin was started with.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gpus: BTreeMap<String, GpuSpec>,
 }

@@ -26,7 +26,8 @@ pub struct Wishes {
 }
 
 impl Wishes {
-    /// Nothing is told yet: until then foreign instances are kept everywhere. `otherwise` holds on GPUs of which nothing is said.
+    /// Nothing is told yet: until something is told of a GPU its foreign instances are kept. `otherwise` holds where a wish leaves
+    /// it open.
     pub fn new(otherwise: ForeignPolicy) -> Wishes {
         Wishes { otherwise, told: watch::Sender::default() }
     }
@@ -48,16 +49,16 @@ impl Wishes {
         self.told.subscribe()
     }
 
-    /// What to say about instances on a GPU that no claim explains. As long as nothing is told that is what most likely will be
+    /// What to say about instances on a GPU that no claim explains. As long as nothing is told of it that is what most likely will be
     /// told: what is published shall not change twice at every start.
     pub fn foreign(&self, gpu: PciAddress) -> ForeignPolicy {
         let told = self.told.borrow();
         told.as_ref().and_then(|wishes| wishes.get(&gpu)?.foreign).unwrap_or(self.otherwise)
     }
 
-    /// What to do about them.
+    /// What to do about them: nothing on a GPU of which the controller has not spoken, as it may be about to say so.
     pub(super) fn foreign_for_sure(&self, gpu: PciAddress) -> ForeignPolicy {
-        let is_told = self.told.borrow().is_some();
+        let is_told = self.told.borrow().as_ref().is_some_and(|wishes| wishes.contains_key(&gpu));
         if is_told { self.foreign(gpu) } else { ForeignPolicy::Keep }
     }
 
@@ -89,9 +90,12 @@ mod tests {
         assert!(!wishes.tell([(one, wish)].into()), "no news");
         assert_eq!(wishes.foreign_for_sure(one), ForeignPolicy::Adopt);
         assert_eq!((wishes.foreign(one), wishes.foreign(other)), (ForeignPolicy::Adopt, ForeignPolicy::Delete));
+        assert_eq!(wishes.foreign_for_sure(other), ForeignPolicy::Keep, "nothing was said of it");
         assert_eq!((wishes.mig_mode(one), wishes.mig_mode(other)), (Some(MigMode::Enabled), None));
 
+        wishes.tell([(one, Wish::default())].into());
+        assert_eq!((wishes.foreign_for_sure(one), wishes.mig_mode(one)), (ForeignPolicy::Delete, None));
         wishes.tell(BTreeMap::new());
-        assert_eq!((wishes.foreign(one), wishes.mig_mode(one)), (ForeignPolicy::Delete, None));
+        assert_eq!(wishes.foreign_for_sure(one), ForeignPolicy::Keep, "the controller could not read the GPU");
     }
 }

@@ -1,6 +1,6 @@
 //! A simulated node with an engine on it, and an NVML between them that can be told to fail or to wait.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kerf_kubelet_plugin::engine::{
     AllocatedDevice, Claim, DeviceName, Engine, ForeignPolicy, FormerDriver, Injection, NoWatch, PrepareError,
-    PreparedDevice, Released, Settings, Step, Watch, Wishes,
+    PreparedDevice, Released, Settings, Step, Watch, Wish, Wishes,
 };
 use kerf_mig::{Geometry, Placement, Profile};
 use kerf_nvml::{
@@ -63,10 +63,11 @@ fn program(name: &str) -> PathBuf {
     program
 }
 
-/// What is wanted of the GPUs when the controller says nothing of any.
+/// What is wanted of the GPUs when the controller wants nothing of any.
 pub(crate) fn wishes(policy: ForeignPolicy) -> Wishes {
     let wishes = Wishes::new(policy);
-    wishes.tell(BTreeMap::new());
+    let everywhere = (0..=255u8).map(|bus| format!("0000:{bus:02x}:00.0").parse().unwrap());
+    wishes.tell(everywhere.map(|gpu| (gpu, Wish::default())).collect());
     wishes
 }
 

@@ -73,6 +73,8 @@ fn foreign_instances_are_safe_until_the_wishes_are_known() {
     assert_eq!(engine.sweep_foreign(), [], "this GPU's are kept");
 
     wishes.tell([].into());
+    assert_eq!(engine.sweep_foreign(), [], "nothing is decided");
+    wishes.tell([(address(GPU), Wish::default())].into());
     faulty.set_processes(&[Process { pid: std::process::id(), gpu_instance: Some(foreign.id) }]);
     assert_eq!(engine.sweep_foreign(), [], "in use");
     faulty.set_processes(&[]);
