@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use rustix::io::Errno;
 use serde_json::Value;
 
 use super::SetAside;
@@ -122,10 +123,16 @@ impl Journal {
     /// The record of a claim whose lock is held; `None` where there is none. A file that is damaged is set aside.
     ///
     /// # Errors
-    /// [`JournalError::Newer`].
+    /// [`JournalError::Newer`], and [`JournalError::Io`] when the node is too short of something to read it.
     pub(super) fn load(&self, uid: &str) -> Result<Option<Record>, JournalError> {
-        match self.read(uid) {
-            Ok(record) => Ok(record),
+        let parsed = match fs::read(self.path(uid)) {
+            Ok(bytes) => parse(uid, &bytes),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if is_shortage(&error) => return Err(JournalError::new("read", &self.path(uid))(error)),
+            Err(error) => Err(Unusable::Damaged(error.to_string())),
+        };
+        match parsed {
+            Ok(record) => Ok(Some(record)),
             Err(Unusable::Newer(version)) => Err(JournalError::Newer { path: self.path(uid), version }),
             Err(Unusable::Damaged(reason)) => {
                 self.put_aside(uid, reason);
@@ -148,9 +155,10 @@ impl Journal {
     fn read_all(&self) -> Result<(Vec<Record>, Vec<String>), JournalError> {
         let (mut records, mut unusable) = (Vec::new(), Vec::new());
         for uid in self.uids()? {
-            match self.read(&uid) {
-                Ok(record) => records.extend(record),
-                Err(_) => unusable.push(uid),
+            match fs::read(self.path(&uid)).map(|bytes| parse(&uid, &bytes)) {
+                Ok(Ok(record)) => records.push(record),
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Ok(Err(_)) | Err(_) => unusable.push(uid),
             }
         }
         Ok((records, unusable))
@@ -179,14 +187,6 @@ impl Journal {
             uids.extend(uid.map(str::to_owned));
         }
         Ok(uids)
-    }
-
-    fn read(&self, uid: &str) -> Result<Option<Record>, Unusable> {
-        match fs::read(self.path(uid)) {
-            Ok(bytes) => parse(uid, &bytes).map(Some),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Unusable::Damaged(error.to_string())),
-        }
     }
 
     /// Writes a claim's record.
@@ -249,6 +249,12 @@ impl Journal {
     fn damaged(&self, uid: &str) -> PathBuf {
         self.dir.join(format!("{uid}{DAMAGED}"))
     }
+}
+
+/// Whether a file was not read for want of something that has nothing to do with it: it may be as good as ever.
+fn is_shortage(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN].contains(&errno))
 }
 
 /// Nothing is left half-done under these locks.
@@ -323,6 +329,25 @@ mod tests {
         journal.remove("a").unwrap();
         assert_eq!(journal.load_all().unwrap(), [record("b")]);
         assert_eq!(journal.take_set_aside(), []);
+    }
+
+    #[test]
+    fn want_of_something_damages_no_file() {
+        for (errno, shortage) in [
+            (Errno::MFILE, true),
+            (Errno::NFILE, true),
+            (Errno::NOMEM, true),
+            (Errno::IO, false),
+            (Errno::ISDIR, false),
+            (Errno::ACCESS, false),
+        ] {
+            assert_eq!(is_shortage(&errno.into()), shortage, "{errno:?}");
+        }
+        assert!(!is_shortage(&io::Error::other("not of the kernel")));
+        let (_dir, journal) = journal();
+        fs::create_dir(journal.path("a")).unwrap();
+        assert_eq!(journal.load("a").unwrap(), None);
+        assert_eq!(journal.take_set_aside().len(), 1);
     }
 
     #[test]
