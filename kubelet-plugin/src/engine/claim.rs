@@ -75,6 +75,8 @@ pub struct PreparedClaim {
     pub earlier_boot: bool,
     /// Names of the devices it was allocated.
     pub devices: Vec<String>,
+    /// Those of them that it holds: not what it may look at with admin access, nor what a condemned claim has let go of.
+    pub held: Vec<String>,
     /// The instances that were carved for it and may be live.
     pub partitions: Vec<PreparedPartition>,
     /// Its partitions of which nobody can tell yet what of them is on their GPU: the claim's journal was lost.
@@ -156,6 +158,7 @@ impl Record {
             condemned: self.condemned,
             complete: self.phase == Phase::Prepared,
             devices: self.results.iter().map(|result| result.device.to_string()).collect(),
+            held: self.held().map(DeviceName::to_string).collect(),
             partitions: self.partitions.iter().filter_map(partition).collect(),
             unplaced: self.unplaced().cloned().collect(),
             former: if self.former { holders::former_holds(&self) } else { Vec::new() },

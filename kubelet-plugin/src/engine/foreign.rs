@@ -141,7 +141,7 @@ impl Engine {
         for live in live {
             let name = DeviceName::of_instance(gpu.address, geometry.profiles(), &live);
             let explains = |record: &Record| {
-                record.results.iter().any(|result| Some(&result.device) == name.as_ref())
+                record.held().any(|device| Some(device) == name.as_ref())
                     || record.partitions.iter().any(|one| one.device.gpu() == gpu.address && one.explains(&live))
             };
             if !records.iter().any(explains) && !self.is_used(gpu, live.id)? {

@@ -85,7 +85,7 @@ impl Engine {
         let Ok(_gpu) = self.lock_gpus(&[address].into(), "a change of MIG mode", deadline) else { return Ok(false) };
         // Whoever has made an instance or taken the GPU had it in his journal before.
         let gpu = self.find_gpu(address)?;
-        let is_of = |record: &Record| record.results.iter().any(|result| result.device.gpu() == address);
+        let is_of = |record: &Record| record.held().any(|device| device.gpu() == address);
         let is_idle = self.complete_records().is_some_and(|records| !records.iter().any(is_of))
             && self.live_instances(&gpu)?.is_empty();
         if !is_idle || !differs(&gpu)? {

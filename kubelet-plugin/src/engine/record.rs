@@ -199,6 +199,15 @@ impl Record {
         self.driver_load = epoch.driver_load.or(self.driver_load);
     }
 
+    /// The devices that it holds: not those that it may only look at, and of a condemned claim what may be left.
+    pub(super) fn held(&self) -> impl Iterator<Item = &DeviceName> {
+        let devices = self.results.iter().filter(|result| !result.admin_access).map(|result| &result.device);
+        devices.filter(|device| {
+            let mut partitions = self.partitions.iter().filter(|partition| partition.device == **device);
+            !self.condemned || partitions.all(PartitionRecord::may_be_on_gpu)
+        })
+    }
+
     /// The partitions that it has by name only: its journal was lost, and the GPU has not told the rest yet.
     pub(super) fn unplaced(&self) -> impl Iterator<Item = &DeviceName> {
         let has_place = |device: &DeviceName| self.partitions.iter().any(|partition| partition.device == *device);

@@ -183,7 +183,7 @@ fn explanation<'a>(
     });
     carved.or_else(|| {
         let name = DeviceName::of_instance(address, profiles, &instance)?.to_string();
-        claims.iter().find(|claim| claim.devices.contains(&name))
+        claims.iter().find(|claim| claim.held.contains(&name))
     })
 }
 

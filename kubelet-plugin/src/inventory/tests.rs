@@ -169,6 +169,7 @@ fn claim(uid: &str, devices: &[&str], partitions: Vec<PreparedPartition>) -> Pre
         name: uid.into(),
         complete: true,
         devices: devices.iter().map(|device| (*device).to_owned()).collect(),
+        held: devices.iter().map(|device| (*device).to_owned()).collect(),
         partitions,
         ..PreparedClaim::default()
     }
@@ -364,6 +365,13 @@ fn instances_are_explained_by_claims_or_block_their_place() {
     assert_eq!(live.claim_uid.as_deref(), Some("by-id"), "the claim it was carved for, not one that looks at it");
 
     assert_eq!(gpu.blocked, [], "nothing is in the way");
+    let looks = PreparedClaim { held: Vec::new(), ..by_name.clone() };
+    let looked_at = FakeGpu { processes: Ok(Vec::new()), ..carved(vec![instance(9, 4)]) };
+    assert_eq!(
+        read_node(vec![looked_at], vec![looks]).status.gpus[0].blocked.len(),
+        1,
+        "admin access explains nothing"
+    );
 
     let both = FakeGpu { processes: Ok(Vec::new()), ..carved(vec![instance(9, 4), instance(3, 5)]) };
     let foreign = read_node(vec![both], vec![by_name]);

@@ -31,7 +31,11 @@ fn an_idle_gpu_is_in_the_mode_that_is_wanted() {
     assert!(!node.mig_is_on(GPU), "a claim comes before a wish");
     assert!(!engine.set_mig_modes() && !node.mig_is_on(GPU), "a GPU with a claim is not idle");
     unprepare(&engine, &whole);
-    assert!(engine.set_mig_modes() && node.mig_is_on(GPU));
+    let mut watcher = claim("watcher", &[GPU]);
+    watcher.devices[0].admin_access = true;
+    prepare(&engine, &watcher).unwrap();
+    assert!(engine.set_mig_modes() && node.mig_is_on(GPU), "who only looks at it does not use it");
+    unprepare(&engine, &watcher);
 
     wishes.tell([(address(GPU), wish(MigMode::Disabled))].into());
     prepare(&engine, &slice).unwrap();
