@@ -4,10 +4,15 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use kerf_nvml::PciAddress;
+
 use super::locks::BACKGROUND_PATIENCE;
 use super::record::Record;
 use super::stuck::Released;
-use super::{Engine, LockError, PreparedClaim, SpecError, UnprepareError, is_uid};
+use super::{
+    DeviceName, Engine, GpuError, JournalError, Ledger, LockError, PreparedClaim, SpecError, UnprepareError, busy,
+    is_uid,
+};
 
 impl Engine {
     /// Every claim of which there is anything on this node: those of [`Engine::prepared_claims`], and by their bare UID those
@@ -37,7 +42,9 @@ impl Engine {
     /// Releases a claim that is gone from the API server, as [`Engine::unprepare`] does. `is_still_gone` is asked with the
     /// claim locked: a Prepare that came meanwhile waits, and finds the claim released or in place. It may block.
     ///
-    /// `None` when nothing was done: the claim is not gone, or someone is at work on it or its GPU.
+    /// `None` when nothing was done: the claim is not gone, someone is at work on it or its GPU, or a process uses what it
+    /// holds. A pod that was deleted by force runs on for its grace period, which the kubelet grants it all the same, and a
+    /// whole GPU would be given to the next one without anything in the way.
     ///
     /// # Errors
     /// What [`Engine::unprepare`] says, except that a lock is held.
@@ -49,12 +56,42 @@ impl Engine {
         let soon = || Instant::now() + BACKGROUND_PATIENCE;
         let holder = format!("the release of claim {claim_uid}, which is gone");
         let released = self.lock_claim(claim_uid, &holder, soon()).map_err(UnprepareError::from).and_then(|_claim| {
-            if is_still_gone() { self.release_claim(claim_uid, soon()).map(Some) } else { Ok(None) }
+            if is_still_gone() && !self.runs_on(claim_uid)? {
+                return self.release_claim(claim_uid, soon()).map(Some);
+            }
+            Ok(None)
         });
         match released {
             Err(UnprepareError::Lock(LockError::Timeout { .. })) => Ok(None),
             released => released,
         }
+    }
+
+    /// Whether a process uses a whole GPU that a locked claim holds, or nobody can tell. What else it holds is an instance,
+    /// which the driver does not let go of then.
+    fn runs_on(&self, uid: &str) -> Result<bool, JournalError> {
+        // What used the GPU in another epoch has ended with it.
+        let of_epoch = |ledger: &Ledger<'_>| self.epoch().may_be(&ledger.record.epoch());
+        let Some(ledger) = Ledger::load(self, uid)?.filter(of_epoch) else { return Ok(false) };
+        let mut gpus = ledger.record.held().filter(|device| device.as_partition().is_none());
+        let is_used = |device: &DeviceName| match self.users_of(device.gpu()) {
+            Ok(users) => users.is_some_and(|users| {
+                tracing::info!(%device, users, "the claim is gone, and its GPU is in use: not released yet");
+                true
+            }),
+            Err(error) => {
+                tracing::info!(%device, %error, "the claim is gone, and nobody can tell whether its GPU is in use");
+                true
+            }
+        };
+        Ok(gpus.any(is_used))
+    }
+
+    /// The processes on a GPU, for a person; none on one that is gone.
+    fn users_of(&self, address: PciAddress) -> Result<Option<String>, GpuError> {
+        let Some(gpu) = self.find_gpu_if_present(address)? else { return Ok(None) };
+        let processes = self.nvml.processes(gpu.handle).map_err(gpu.failed("list the processes"))?;
+        Ok(busy::processes(&processes, None))
     }
 }
 

@@ -8,7 +8,8 @@ use tokio::time::Instant;
 /// For how long a claim has to be gone from the API server before it is released here.
 ///
 /// Objects can vanish before containers end (forced deletion): the kubelet then stops the containers and releases the claim
-/// itself, within the pod's grace period as a rule. A whole GPU has nothing that would protect a container that still runs.
+/// itself, after the pod's grace period, which may be longer than this. Until then processes on its GPUs keep it from being
+/// released (`Engine::release_left_behind`); a container without any has nothing that would protect it.
 pub const GRACE: Duration = Duration::from_secs(120);
 
 /// What the API server says about a claim.

@@ -5,8 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use kerf_kubelet_plugin::engine::{Released, Settings};
+use kerf_nvml::{Code, Process};
 
-use crate::engine_node::{Crash, GPU, H100, MIG_1G, MIG_3G, Node, claim, late, prepare, soon};
+use crate::engine_node::{Crash, Fault, GPU, H100, MIG_1G, MIG_3G, Node, claim, late, prepare, soon};
 
 /// Whatever of a claim is left on the node, it is known, and its release leaves nothing.
 #[test]
@@ -43,6 +44,30 @@ fn whatever_is_left_of_a_claim_is_known_and_can_be_released() {
         assert_eq!(engine.release_left_behind("a", &|| true).unwrap(), Some(Released::Gone), "{file:?}");
         node.assert_clean(GPU, &format!("{file:?}"));
     }
+}
+
+/// A pod that was deleted by force is gone from the API server in a moment, and has its grace period on the node.
+#[test]
+fn a_claim_whose_gpu_is_in_use_is_left_alone() {
+    let node = Node::start(H100);
+    let (engine, faulty) = node.faulty_engine();
+    let release = || engine.release_left_behind("a", &|| true).unwrap();
+    let run = |gpu_instance| faulty.set_processes(&[Process { pid: std::process::id(), gpu_instance }]);
+    prepare(&engine, &claim("a", &[GPU])).unwrap();
+    run(None);
+    assert_eq!(release(), None);
+    assert!(!node.cdi_files().is_empty(), "nothing of it is touched");
+    faulty.next("processes", Fault::Fail(Code::Unknown));
+    assert_eq!(release(), None, "nobody can tell");
+    faulty.set_processes(&[]);
+    assert_eq!(release(), Some(Released::Gone));
+
+    let mut watcher = claim("a", &[GPU]);
+    watcher.devices[0].admin_access = true;
+    prepare(&engine, &watcher).unwrap();
+    run(None);
+    assert_eq!(release(), Some(Released::Gone), "it is another's process");
+    node.assert_clean(GPU, "released");
 }
 
 /// The API server is asked again while the claim is locked, so that who prepares it meanwhile is not cut off.
