@@ -6,21 +6,22 @@
 //! often it was initialised within a process, and two sessions at a time would be one to it; that is why a session in use
 //! is left alone.
 //!
-//! Journal and locks are on disk, so nothing is lost with a session.
+//! Journal and locks are on disk, so nothing is lost with a session. Claims are released without one, too: a driver that cannot
+//! be used any more shall keep no pod.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kerf_nvml::{DriverRoot, DriverRootError, Library, Nvml};
+use kerf_nvml::{DriverRoot, DriverRootError, Library, Nvml, Uninitialized};
 use tokio::sync::Notify;
 
 use crate::claim::ClaimRef;
 use crate::dra::Carver;
 use crate::engine::{
-    Claim, Condemned, Engine, FormerDriver, Injection, OpenError, PreparedClaim, PreparedDevice, Released,
-    RemovedForeign, Retried, Settings, Wishes,
+    Claim, Condemned, Engine, FormerDriver, Injection, OpenError, PreparedClaim, PreparedDevice, ReleaseError,
+    Released, RemovedForeign, Retried, Settings, UnprepareError, Wishes,
 };
 use crate::events::Events;
 use crate::failure::Failure;
@@ -66,6 +67,29 @@ struct Session {
     root: DriverRoot,
 }
 
+/// Where claims are released.
+struct Releasing {
+    session: Arc<Session>,
+    /// Why the session has no driver, if so.
+    missing: Option<DriverError>,
+}
+
+impl Releasing {
+    /// The outcome with the reason that says most: without a driver that is why it cannot be used.
+    fn explain(self, released: Result<Released, UnprepareError>) -> Result<Released, Failure> {
+        match (released, self.missing) {
+            (Ok(Released::Condemned(Condemned { claim, .. })), Some(error)) => {
+                let why = format!("it is removed when the driver can be used again: {error}");
+                Ok(Released::Condemned(Condemned { claim, why }))
+            }
+            (Err(UnprepareError::Release(ReleaseError::Gpu(_))), Some(error)) => {
+                Err(DriverError::StillHeld(Box::new(error)).into())
+            }
+            (released, _) => Ok(released?),
+        }
+    }
+}
+
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
@@ -78,7 +102,7 @@ pub enum DriverError {
     /// The engine's files cannot be used.
     #[error(transparent)]
     Engine(#[from] OpenError),
-    /// A claim holds devices, and to take them back the driver is needed.
+    /// A claim has partitions, and to take them back the driver is needed.
     #[error("the claim's devices cannot be taken back yet, the kubelet tries again by itself: {0}")]
     StillHeld(Box<DriverError>),
 }
@@ -161,12 +185,31 @@ impl Driver {
     }
 
     fn open(&self) -> Result<Session, DriverError> {
-        let DriverFiles { host_root, driver_root, injection } = &self.files;
+        let DriverFiles { host_root, driver_root, .. } = &self.files;
         let root = match driver_root {
             Some(root) => DriverRoot::below(host_root, root),
             None => DriverRoot::detect(host_root, DriverRoot::CANDIDATES)?,
         };
-        let nvml: Arc<dyn Nvml> = Arc::new(Library::open(&root)?);
+        let session = self.session_over(Arc::new(Library::open(&root)?), root)?;
+        tracing::info!(driver_root = %session.root.host_path(session.root.path()).display(), "NVIDIA driver opened");
+        Ok(session)
+    }
+
+    /// The session; where the driver cannot be used, one in which no GPU answers. What has nothing on a GPU is released there
+    /// as anywhere, and the rest is condemned when its time has come.
+    fn releasing(&self) -> Result<Releasing, DriverError> {
+        let error = match self.session() {
+            Ok(session) => return Ok(Releasing { session, missing: None }),
+            Err(DriverError::Engine(error)) => return Err(error.into()),
+            Err(error) => error,
+        };
+        let DriverFiles { host_root, driver_root, .. } = &self.files;
+        let root = DriverRoot::below(host_root, driver_root.as_deref().unwrap_or(Path::new("/")));
+        let session = self.session_over(Arc::new(Uninitialized), root)?;
+        Ok(Releasing { session: Arc::new(session), missing: Some(error) })
+    }
+
+    fn session_over(&self, nvml: Arc<dyn Nvml>, root: DriverRoot) -> Result<Session, OpenError> {
         let settings = Settings {
             driver_root: root.clone(),
             driver_name: self.driver_name.clone(),
@@ -174,14 +217,13 @@ impl Driver {
             locks: self.paths.locks.clone(),
             cdi: self.paths.cdi.clone(),
             metadata: self.paths.metadata.clone(),
-            injection: injection.clone(),
+            injection: self.files.injection.clone(),
             boot_id: root.boot_id(),
             patience: PATIENCE,
             wishes: self.wishes.clone(),
             former: self.former.clone(),
         };
         let engine = Engine::open_watched(Arc::clone(&nvml), settings, Arc::new(self.metrics.clone()))?;
-        tracing::info!(driver_root = %root.host_path(root.path()).display(), "NVIDIA driver opened");
         Ok(Session { nvml, engine, root })
     }
 
@@ -213,16 +255,11 @@ impl Carver for Driver {
         Ok(prepared?)
     }
 
-    /// Without a driver only what was never prepared can be released.
     fn unprepare(&self, uid: &str, deadline: Instant) -> Result<(), Failure> {
-        let session = match self.session() {
-            Ok(session) => session,
-            Err(_) if !self.paths.claims.join(format!("{uid}.json")).exists() => return Ok(()),
-            Err(error) => return Err(DriverError::StillHeld(Box::new(error)).into()),
-        };
-        let released = session.engine.unprepare(uid, deadline);
+        let releasing = self.releasing()?;
+        let released = releasing.session.engine.unprepare(uid, deadline);
         self.changed.notify_one();
-        if let Released::Condemned(condemned) = released? {
+        if let Released::Condemned(condemned) = releasing.explain(released)? {
             self.report_condemned(&condemned);
         }
         Ok(())
@@ -231,7 +268,7 @@ impl Carver for Driver {
 
 impl Node for Driver {
     fn known_claims(&self) -> Result<Vec<PreparedClaim>, Failure> {
-        let claims = self.session()?.engine.known_claims()?;
+        let claims = self.releasing()?.session.engine.known_claims()?;
         if claims.iter().any(|claim| claim.condemned) {
             self.has_condemned.store(true, Ordering::Relaxed);
         }
@@ -243,12 +280,14 @@ impl Node for Driver {
         claim_uid: &str,
         is_still_gone: &dyn Fn() -> bool,
     ) -> Result<Option<Released>, Failure> {
-        let released = self.session()?.engine.release_left_behind(claim_uid, is_still_gone);
+        let releasing = self.releasing()?;
+        let released = releasing.session.engine.release_left_behind(claim_uid, is_still_gone).transpose();
         self.changed.notify_one();
-        if matches!(released, Ok(Some(Released::Condemned(_)))) {
+        let released = released.map(|released| releasing.explain(released)).transpose()?;
+        if matches!(released, Some(Released::Condemned(_))) {
             self.has_condemned.store(true, Ordering::Relaxed);
         }
-        Ok(released?)
+        Ok(released)
     }
 
     fn sweep_foreign(&self) -> Result<Vec<RemovedForeign>, Failure> {
@@ -271,7 +310,7 @@ impl Node for Driver {
     }
 
     fn retry_condemned(&self) -> Result<Retried, Failure> {
-        let retried = self.session()?.engine.retry_condemned()?;
+        let retried = self.releasing()?.session.engine.retry_condemned()?;
         self.has_condemned.store(retried.left > 0, Ordering::Relaxed);
         if !retried.removed.is_empty() {
             self.changed.notify_one();

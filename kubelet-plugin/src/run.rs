@@ -46,12 +46,11 @@ use crate::{events, inventory, neighbours, node_status, reconcile, registration}
 const WORKERS: usize = 2;
 
 /// How long the kubelet is kept waiting for a plugin that has not seen its GPUs. Opening NVML takes of the order of a second
-/// on real hardware; a plugin that cannot is of use all the same, as it releases claims that hold nothing.
+/// on real hardware; a plugin that cannot is of use all the same, as it releases claims.
 const FIRST_LOOK: Duration = Duration::from_secs(5);
 
 /// How long to wait at the end for a moment with no claim in work, once before the kubelet is told and once after it. What
-/// is not finished then is mended by the next start. With the rest it is less than the 30 s after which Kubernetes kills a
-/// pod unless told otherwise.
+/// is not finished then is mended by the next start. With the rest it is less than the 60 s that the chart gives the pod.
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// How long the kubelet may take to see that a registration socket is gone: it looks every second

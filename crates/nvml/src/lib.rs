@@ -1,8 +1,8 @@
 //! The NVML calls kerf makes, in kerf's own types.
 //!
-//! [`Nvml`] is the contract; [`Library`] is its one implementation, over the `libnvidia-ml.so.1` found under a driver
-//! root. Instances are named by their ids and never by handles: handles go stale, ids are what the kernel and
-//! `nvidia-smi` speak of.
+//! [`Nvml`] is the contract; [`Library`] is its implementation, over the `libnvidia-ml.so.1` found under a driver root, and
+//! [`Uninitialized`] stands for it where there is none. Instances are named by their ids and never by handles: handles go
+//! stale, ids are what the kernel and `nvidia-smi` speak of.
 //!
 //! Architecture invariant: `unsafe` lives in the module `raw` only, and no type of the raw bindings leaves this crate.
 
@@ -11,6 +11,7 @@ mod error;
 mod library;
 mod raw;
 mod types;
+mod uninitialized;
 mod words;
 
 pub use driver_root::{DriverRoot, DriverRootError};
@@ -19,6 +20,7 @@ pub use library::{Library, OpenError};
 pub use types::{
     ComputeInstance, CudaVersion, GpuFacts, GpuInstance, MigMode, MigModes, PciAddress, PciAddressError, Process,
 };
+pub use uninitialized::Uninitialized;
 
 use kerf_mig::{Placement, Profile};
 

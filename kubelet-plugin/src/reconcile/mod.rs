@@ -106,8 +106,7 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
         let claims = match blocking(move || node.known_claims()).await {
             Ok(claims) => claims,
             Err(error) => {
-                // Without a driver there is nothing to compare; the inventory says so.
-                tracing::debug!(%error, "not compared with the API server");
+                tracing::warn!(%error, "not compared with the API server");
                 return;
             }
         };
@@ -128,16 +127,16 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
         self.follow_wishes().await;
     }
 
-    /// Removes foreign instances and sets MIG modes, as far as it is wanted.
+    /// Removes foreign instances and sets MIG modes, as far as it is wanted. That there is no driver the inventory says.
     async fn follow_wishes(&self) {
         let node = Arc::clone(&self.node);
         match blocking(move || node.sweep_foreign()).await {
             Ok(removed) => removed.iter().for_each(|removed| self.tell_swept(removed)),
-            Err(error) => tracing::warn!(%error, "foreign instances are not looked for"),
+            Err(error) => tracing::debug!(%error, "foreign instances are not looked for"),
         }
         let node = Arc::clone(&self.node);
         if let Err(error) = blocking(move || node.set_mig_modes()).await {
-            tracing::warn!(%error, "MIG modes are not looked at");
+            tracing::debug!(%error, "MIG modes are not looked at");
         }
     }
 

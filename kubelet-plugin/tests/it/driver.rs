@@ -13,14 +13,15 @@ use kerf_kubelet_plugin::engine::Wishes;
 use kerf_kubelet_plugin::inventory::{Inventory, MIG_MODE_PENDING, UNREADABLE};
 use kerf_kubelet_plugin::metrics::Metrics;
 use kerf_kubelet_plugin::paths::Paths;
+use kerf_kubelet_plugin::reconcile::Node as _;
 use kerf_kubelet_plugin::{ForeignPolicy, events};
-use kerf_nvml::MigMode;
+use kerf_nvml::{DriverRoot, MigMode};
 use rustix::fs::inotify;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::Notify;
 
-use crate::engine_node::{GPU, Node, SECOND, claim};
+use crate::engine_node::{GPU, MIG_1G, MIG_3G, Node, SECOND, SECOND_1G, claim, late, soon};
 
 fn driver(node: &Node) -> (Driver, TempDir) {
     let directory = tempfile::tempdir().unwrap();
@@ -205,4 +206,51 @@ fn an_h100_is_described_as_claims_expect_it() {
     let mut attributes = gpu.attributes.clone();
     attributes.remove("uuid").unwrap();
     insta::assert_json_snapshot!(attributes);
+}
+
+/// A driver that was removed, or does not match the kernel any more: nodes are drained to mend that.
+#[test]
+fn without_a_driver_pods_end() {
+    let node = Node::start("[{product: h100-80gb, count: 2}]");
+    let (first, directory) = driver(&node);
+    let paths = paths(&directory);
+    for (uid, device) in [("whole", SECOND), ("part", MIG_1G), ("old", MIG_3G)] {
+        first.prepare(&claim(uid, &[device]), late()).unwrap();
+    }
+    drop(first);
+    let journal = |uid: &str| paths.claims.join(uid).with_extension("json");
+    let change = |uid: &str, key: &str, value: Value| {
+        let mut record: Value = serde_json::from_slice(&fs::read(journal(uid)).unwrap()).unwrap();
+        record[key] = value;
+        fs::write(journal(uid), record.to_string()).unwrap();
+    };
+    change("old", "bootId", "an earlier boot".into());
+    let library = fs::canonicalize(DriverRoot::at(node.root()).nvml_library().unwrap()).unwrap();
+    let aside = library.with_extension("aside");
+    fs::rename(&library, &aside).unwrap();
+
+    let second = anew(&node, &directory);
+    second.unprepare("never-seen", soon()).unwrap();
+    for (uid, what) in [("whole", "a whole GPU"), ("old", "of an earlier boot there is nothing")] {
+        second.unprepare(uid, soon()).unwrap();
+        assert!(!journal(uid).exists(), "{what}");
+    }
+    let refused = second.unprepare("part", soon()).unwrap_err().to_string();
+    assert!(
+        refused.contains("cannot be taken back yet") && refused.contains("libnvidia-ml.so.1 not found"),
+        "{refused}"
+    );
+    assert!(second.prepare(&claim("new", &[SECOND_1G]), soon()).is_err());
+    // Since the node has booted.
+    change("part", "stuckSince", 0.into());
+    second.unprepare("part", soon()).unwrap();
+    let known = second.known_claims().unwrap();
+    assert_eq!(known.iter().map(|claim| (claim.uid.as_str(), claim.condemned)).collect::<Vec<_>>(), [("part", true)]);
+    assert_eq!(second.retry_condemned().unwrap().left, 1);
+    assert_eq!(second.sweep_foreign().map_err(|_| ()), Err(()), "nothing is known of the GPUs");
+
+    fs::rename(&aside, &library).unwrap();
+    let retried = second.retry_condemned().unwrap();
+    assert_eq!((retried.removed.len(), retried.left), (1, 0));
+    assert!(!journal("part").exists());
 }
