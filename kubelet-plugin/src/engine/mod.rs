@@ -69,6 +69,7 @@ use locks::{Guard, Locks};
 use metadata::MetadataDir;
 use record::Record;
 use recover::Recovered;
+use unprepare::Waiting;
 
 use crate::hook::Hook;
 
@@ -130,6 +131,7 @@ pub struct Engine {
     metadata: MetadataDir,
     injection: Injection,
     gpus: KnownGpus,
+    waiting: Waiting,
 }
 
 impl Engine {
@@ -175,6 +177,7 @@ impl Engine {
             metadata: MetadataDir(metadata),
             injection,
             gpus: KnownGpus::default(),
+            waiting: Waiting::default(),
         };
         engine.locks.remove_leftovers(CLAIM_LOCK);
         engine.tidy_former();

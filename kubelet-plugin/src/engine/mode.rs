@@ -77,18 +77,18 @@ impl Engine {
         let differs = |gpu: &LiveGpu| -> Result<bool, GpuError> {
             Ok(gpu.switchable && self.mig_modes(gpu)?.is_some_and(|modes| modes.current != mode))
         };
-        match self.find_gpu_if_present(address)? {
-            Some(gpu) if differs(&gpu)? => {}
-            _ => return Ok(false),
-        }
+        // Before it is asked anything: who waits for an answer that does not come has the lock, and is enough.
         let deadline = Instant::now() + BACKGROUND_PATIENCE;
         let Ok(_gpu) = self.lock_gpus(&[address].into(), "a change of MIG mode", deadline) else { return Ok(false) };
+        let gpu = match self.find_gpu_if_present(address)? {
+            Some(gpu) if differs(&gpu)? => gpu,
+            _ => return Ok(false),
+        };
         // Whoever has made an instance or taken the GPU had it in his journal before.
-        let gpu = self.find_gpu(address)?;
         let is_of = |record: &Record| record.held().any(|device| device.gpu() == address);
         let is_idle = self.complete_records().is_some_and(|records| !records.iter().any(is_of))
             && self.live_instances(&gpu)?.is_empty();
-        if !is_idle || !differs(&gpu)? {
+        if !is_idle {
             return Ok(false);
         }
         self.switch(&gpu, mode)?;

@@ -97,7 +97,7 @@ impl Engine {
 
 impl PreparedClaim {
     /// A claim of which nothing is known but that it was here.
-    fn unknown(uid: String) -> PreparedClaim {
+    pub(super) fn unknown(uid: String) -> PreparedClaim {
         PreparedClaim { uid, ..PreparedClaim::default() }
     }
 }

@@ -23,7 +23,7 @@ pub enum Released {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condemned {
     /// Which.
-    pub claim: PreparedClaim,
+    pub claim: Box<PreparedClaim>,
     /// What is left, why, and what to do: one sentence.
     pub why: String,
 }

@@ -1,21 +1,42 @@
 //! Unprepare: the way of Prepare backwards, from what the journal says.
 
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::errors::ReleaseError;
 use super::record::Phase;
 use super::stuck::{self, Condemned, Released};
-use super::{Engine, Ledger, SpecError, Step, UnprepareError, is_uid};
+use super::{Engine, Ledger, LockError, PreparedClaim, SpecError, Step, UnprepareError, is_uid};
 
 /// How long to wait before a busy instance is tried again: at first, and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+
+/// Since when releases wait for a lock in vain, by the claim's UID. An NVML call on a sick GPU may never return, and keeps what
+/// was locked for it: nothing can be journalled of that then, as the journal is written under the same lock.
+#[derive(Debug, Default)]
+pub(super) struct Waiting(Mutex<HashMap<String, Instant>>);
+
+impl Waiting {
+    /// For how long a release has been waiting that has failed again, this time since `begun`.
+    fn failed(&self, uid: &str, begun: Instant) -> Duration {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.entry(uid.to_owned()).or_insert(begun).elapsed()
+    }
+
+    fn ended(&self, uid: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+}
 
 impl Engine {
     /// Removes everything that was made for a claim: CDI file, instances, journal; MIG mode goes off with the last
     /// instance where that needs no reset. Succeeds for a claim of which nothing is known.
     ///
     /// An instance in use is tried again until the deadline; other claims may use the GPU meanwhile. When a release has made
-    /// no progress for [`Settings::patience`](super::Settings::patience), over all calls, the claim is condemned instead.
+    /// no progress for [`Settings::patience`](super::Settings::patience), over all calls, the claim is condemned instead. So it
+    /// is when it could lock neither claim nor GPUs for as long: then its journal does not say so, what it says is still held,
+    /// and who has the lock, or the next reconcile, goes on.
     ///
     /// # Errors
     /// The claim is still known then, and the next call goes on where this one ended.
@@ -23,8 +44,21 @@ impl Engine {
         if !is_uid(claim_uid) {
             return Ok(Released::Gone);
         }
-        let _claim = self.lock_claim(claim_uid, &format!("the release of claim {claim_uid}"), deadline)?;
-        self.release_claim(claim_uid, deadline)
+        let begun = Instant::now();
+        let released = self
+            .lock_claim(claim_uid, &format!("the release of claim {claim_uid}"), deadline)
+            .map_err(UnprepareError::from)
+            .and_then(|_claim| self.release_claim(claim_uid, deadline));
+        let Err(UnprepareError::Lock(error @ LockError::Timeout { .. })) = released else {
+            self.waiting.ended(claim_uid);
+            return released;
+        };
+        if self.waiting.failed(claim_uid, begun) < self.patience {
+            return Err(error.into());
+        }
+        let record = self.journal.load_all()?.into_iter().find(|record| record.claim.uid == claim_uid);
+        let claim = record.map_or_else(|| PreparedClaim::unknown(claim_uid.to_owned()), |record| self.describe(record));
+        Ok(Released::Condemned(Condemned { claim: Box::new(claim), why: error.to_string() }))
     }
 
     /// Releases a claim whose lock is held.
@@ -68,7 +102,7 @@ impl Engine {
             match released {
                 Ok(()) => return Ok(Released::Gone),
                 Err(UnprepareError::Release(error)) if ledger.record.condemned && error.is_of_the_gpu() => {
-                    let (claim, why) = (self.describe(ledger.record), error.to_string());
+                    let (claim, why) = (Box::new(self.describe(ledger.record)), error.to_string());
                     return Ok(Released::Condemned(Condemned { claim, why }));
                 }
                 Err(error @ UnprepareError::Release(ReleaseError::Busy { .. })) if left > pause => {

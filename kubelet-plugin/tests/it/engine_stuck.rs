@@ -1,9 +1,11 @@
 //! Releases that make no progress: busy instances and failing GPUs, and how the pod is let go all the same.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kerf_kubelet_plugin::engine::{Condemned, Engine, ReleaseError, Released, Retried, Settings, UnprepareError};
+use kerf_kubelet_plugin::engine::{
+    Condemned, Engine, LockError, ReleaseError, Released, Retried, Settings, UnprepareError,
+};
 use kerf_nvml::{Code, Process};
 use kerf_nvml_sim::client::Client;
 use kerf_nvml_sim::fault::CallFault;
@@ -62,6 +64,44 @@ fn condemned(released: Released) -> Condemned {
         Released::Condemned(condemned) => condemned,
         Released::Gone => panic!("nothing is left of it"),
     }
+}
+
+/// A call to a sick GPU may never return, and the locks of who waits for it stay. Nothing can be written of that claim then.
+#[test]
+fn a_gpu_that_hangs_lets_the_pods_go() {
+    let node = Node::start(TWO_H100);
+    let patience = Duration::from_millis(300);
+    let (engine, faulty) = node.faulty_engine_with(Settings { patience, ..node.settings() });
+    for (uid, device) in [("hangs", MIG_1G), ("beside", MIG_3G), ("elsewhere", SECOND_1G)] {
+        prepare(&engine, &claim(uid, &[device])).unwrap();
+    }
+    let (has_come, let_go) = faulty.hold("destroy_gpu_instance");
+    let moment = || Instant::now() + patience / 10;
+    std::thread::scope(|scope| {
+        let hanging = scope.spawn(|| engine.unprepare("hangs", late()));
+        has_come.recv().unwrap();
+        for uid in ["hangs", "beside"] {
+            let first = engine.unprepare(uid, moment()).unwrap_err();
+            assert!(matches!(first, UnprepareError::Lock(LockError::Timeout { .. })), "{uid}: {first}");
+        }
+        unprepare(&engine, &claim("elsewhere", &[SECOND_1G]));
+        for uid in ["hangs", "beside"] {
+            let ended = loop {
+                match engine.unprepare(uid, moment()) {
+                    Ok(released) => break condemned(released),
+                    Err(error) => assert!(matches!(error, UnprepareError::Lock(_)), "{uid}: {error}"),
+                }
+            };
+            assert_eq!(ended.claim.name, format!("claim-{uid}"));
+            assert!(ended.why.contains("the release of claim") && ended.why.contains("hangs"), "{}", ended.why);
+        }
+        let error = engine.prepare(&claim("next", &[MIG_2G]), moment()).unwrap_err().to_string();
+        assert!(error.contains("hangs"), "its place is held: {error}");
+        let_go.send(()).unwrap();
+        assert_eq!(hanging.join().unwrap().unwrap(), Released::Gone, "it goes on where it was");
+    });
+    assert_eq!(engine.release_left_behind("beside", &|| true).unwrap(), Some(Released::Gone));
+    node.assert_clean(GPU, "released");
 }
 
 /// The whole life of a condemned claim, twice: by the background, and by a kubelet that asks again.
