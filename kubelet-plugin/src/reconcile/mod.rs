@@ -4,9 +4,11 @@
 //! The kubelet releases what it knows. What it does not know any more (it lost its checkpoint, the node was away while
 //! claims were deleted, a plugin of another name was there before) would hold its devices for ever.
 //!
-//! Architecture invariant: nothing waits for this. Claims are prepared and released while it runs, and while it cannot run.
+//! Architecture invariant: nothing waits for this, and this waits for no GPU. Claims are prepared and released while it runs,
+//! and while it cannot run; what hangs is left behind.
 
 mod decision;
+mod detached;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -19,6 +21,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 pub use decision::{Decision, GRACE, Gone, Standing, decide};
+
+use detached::Detached;
 
 use crate::claim::{self, ClaimRef, ClaimSource, SourceError};
 use crate::dra::blocking;
@@ -79,20 +83,36 @@ pub struct Reconciler<S, N> {
     pub metrics: Metrics,
 }
 
+/// What may hang, each by itself.
+struct Work {
+    list: Detached,
+    release: Detached,
+    retry: Detached,
+    sweep: Detached,
+    modes: Detached,
+}
+
 /// Compares at once and then every [`ROUND`], until `shutdown`.
 pub async fn run<S: ClaimSource, N: Node>(reconciler: Reconciler<S, N>, shutdown: CancellationToken) {
     let reconciler = Arc::new(reconciler);
     let work = async {
         let mut gone = Gone::default();
+        let work = Work {
+            list: Detached::new("to list the claims"),
+            release: Detached::new("to release a claim that is gone"),
+            retry: Detached::new("to remove what condemned claims have left"),
+            sweep: Detached::new("to look for foreign instances"),
+            modes: Detached::new("to look at MIG modes"),
+        };
         let mut wishes = reconciler.wishes.changes();
         let (mut rounds, mut retries) = (tokio::time::interval(ROUND), tokio::time::interval(RETRY));
         rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
         retries.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = rounds.tick() => reconciler.round(&mut gone).await,
-                _ = retries.tick() => reconciler.retry().await,
-                Ok(()) = wishes.changed() => reconciler.follow_wishes().await,
+                _ = rounds.tick() => reconciler.round(&mut gone, &work).await,
+                _ = retries.tick() => reconciler.retry(&work).await,
+                Ok(()) = wishes.changed() => reconciler.follow_wishes(&work).await,
             }
         }
     };
@@ -101,14 +121,15 @@ pub async fn run<S: ClaimSource, N: Node>(reconciler: Reconciler<S, N>, shutdown
 }
 
 impl<S: ClaimSource, N: Node> Reconciler<S, N> {
-    async fn round(self: &Arc<Self>, gone: &mut Gone) {
+    async fn round(self: &Arc<Self>, gone: &mut Gone, work: &Work) {
         let node = Arc::clone(&self.node);
-        let claims = match blocking(move || node.known_claims()).await {
-            Ok(claims) => claims,
-            Err(error) => {
+        let claims = match work.list.run(blocking(move || node.known_claims())).await {
+            Some(Ok(claims)) => claims,
+            Some(Err(error)) => {
                 tracing::warn!(%error, "not compared with the API server");
                 return;
             }
+            None => return,
         };
         gone.retain(&claims.iter().map(|claim| claim.uid.as_str()).collect());
         for (claim, standing) in self.ask(claims).await {
@@ -120,22 +141,26 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
                 }
                 Decision::Release => {
                     let span = claim.span();
-                    self.release(claim).instrument(span).await;
+                    work.release.run(Arc::clone(self).release(claim)).instrument(span).await;
                 }
             }
         }
-        self.follow_wishes().await;
+        self.follow_wishes(work).await;
     }
 
     /// Removes foreign instances and sets MIG modes, as far as it is wanted. That there is no driver the inventory says.
-    async fn follow_wishes(&self) {
+    async fn follow_wishes(self: &Arc<Self>, work: &Work) {
+        let this = Arc::clone(self);
+        let sweep = async move {
+            let node = Arc::clone(&this.node);
+            match blocking(move || node.sweep_foreign()).await {
+                Ok(removed) => removed.iter().for_each(|removed| this.tell_swept(removed)),
+                Err(error) => tracing::debug!(%error, "foreign instances are not looked for"),
+            }
+        };
+        work.sweep.run(sweep).await;
         let node = Arc::clone(&self.node);
-        match blocking(move || node.sweep_foreign()).await {
-            Ok(removed) => removed.iter().for_each(|removed| self.tell_swept(removed)),
-            Err(error) => tracing::debug!(%error, "foreign instances are not looked for"),
-        }
-        let node = Arc::clone(&self.node);
-        if let Err(error) = blocking(move || node.set_mig_modes()).await {
+        if let Some(Err(error)) = work.modes.run(blocking(move || node.set_mig_modes())).await {
             tracing::debug!(%error, "MIG modes are not looked at");
         }
     }
@@ -195,8 +220,8 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
         Ok(if is_here { Standing::Here } else { Standing::Gone })
     }
 
-    async fn release(self: &Arc<Self>, claim: PreparedClaim) {
-        let (this, handle, asked) = (Arc::clone(self), Handle::current(), claim.clone());
+    async fn release(self: Arc<Self>, claim: PreparedClaim) {
+        let (this, handle, asked) = (Arc::clone(&self), Handle::current(), claim.clone());
         let released = blocking(move || {
             let is_still_gone = || {
                 handle.block_on(async {
@@ -228,21 +253,25 @@ impl<S: ClaimSource, N: Node> Reconciler<S, N> {
         }
     }
 
-    async fn retry(&self) {
+    async fn retry(self: &Arc<Self>, work: &Work) {
         if !self.node.has_condemned() {
             return;
         }
-        let node = Arc::clone(&self.node);
-        match blocking(move || node.retry_condemned()).await {
-            Ok(Retried { removed, .. }) => {
-                for claim in removed {
-                    let message = format!("what {} had left is removed: {}", claim.whose(), devices(&claim));
-                    claim.span().in_scope(|| tracing::info!(what = message, "condemned no more"));
-                    self.events.node("InstanceRemoved", &message);
+        let this = Arc::clone(self);
+        let retry = async move {
+            let node = Arc::clone(&this.node);
+            match blocking(move || node.retry_condemned()).await {
+                Ok(Retried { removed, .. }) => {
+                    for claim in removed {
+                        let message = format!("what {} had left is removed: {}", claim.whose(), devices(&claim));
+                        claim.span().in_scope(|| tracing::info!(what = message, "condemned no more"));
+                        this.events.node("InstanceRemoved", &message);
+                    }
                 }
+                Err(error) => tracing::debug!(%error, "condemned claims are not tried"),
             }
-            Err(error) => tracing::debug!(%error, "condemned claims are not tried"),
-        }
+        };
+        work.retry.run(retry).await;
     }
 
     fn tell_swept(&self, RemovedForeign { gpu, instance }: &RemovedForeign) {

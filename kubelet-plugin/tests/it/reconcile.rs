@@ -1,5 +1,6 @@
 //! The reconcile around a node that does as it is told, with an API server in memory and time that passes at once.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ use crate::testing::lines;
 struct Stub {
     known: Mutex<Vec<PreparedClaim>>,
     released: Mutex<Vec<String>>,
+    /// The claims that are locked: those that are being released.
+    locked: Mutex<BTreeSet<String>>,
     /// Called when a claim is to be released, before it is asked for once more.
     meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     retried: Mutex<u32>,
@@ -36,10 +39,14 @@ impl Node for Stub {
     }
 
     fn release_left_behind(&self, uid: &str, is_still_gone: &dyn Fn() -> bool) -> Result<Option<Released>, Failure> {
-        if let Some(meanwhile) = self.meanwhile.lock().unwrap().take() {
-            meanwhile();
+        if !self.locked.lock().unwrap().insert(uid.to_owned()) {
+            return Ok(None);
         }
-        if !is_still_gone() {
+        let meanwhile = self.meanwhile.lock().unwrap().take();
+        meanwhile.into_iter().for_each(|meanwhile| meanwhile());
+        let is_gone = is_still_gone();
+        self.locked.lock().unwrap().remove(uid);
+        if !is_gone {
             return Ok(None);
         }
         self.known.lock().unwrap().retain(|claim| claim.uid != uid);
@@ -265,4 +272,26 @@ async fn condemned_claims_are_tried_while_there_are_any() {
     let events = running.events();
     assert_eq!((events.len(), events[0]["reason"].as_str()), (1, Some("InstanceRemoved")));
     assert!(*running.node.swept.lock().unwrap() >= 5, "foreign instances are looked for in each round");
+}
+
+/// A call to a sick GPU may never return.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_hangs_holds_up_nothing_else() {
+    let running = start(&[known("hangs"), known("gone")]);
+    let (let_go, goes) = std::sync::mpsc::channel::<()>();
+    *running.node.meanwhile.lock().unwrap() = Some(Box::new(move || goes.recv().unwrap()));
+    let swept = || *running.node.swept.lock().unwrap();
+    let before = swept();
+    for _ in 0..10 * GRACE.as_secs() {
+        // A blocked thread stops the clock of a test.
+        tokio::time::advance(Duration::from_secs(1)).await;
+        tokio::task::spawn_blocking(|| ()).await.unwrap();
+    }
+    assert_eq!(running.released().len(), 1, "one of the two hangs");
+    assert!(swept() >= before + 5, "foreign instances are looked for all the same");
+    let_go.send(()).unwrap();
+    while running.released().len() < 2 {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        tokio::task::spawn_blocking(|| ()).await.unwrap();
+    }
 }
