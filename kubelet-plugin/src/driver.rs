@@ -11,7 +11,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kerf_nvml::{DriverRoot, DriverRootError, Library, Nvml, Uninitialized};
@@ -25,7 +25,7 @@ use crate::engine::{
 };
 use crate::events::Events;
 use crate::failure::Failure;
-use crate::inventory::{self, Host, Inventory};
+use crate::inventory::{self, Host, Inventory, Reader};
 use crate::metrics::Metrics;
 use crate::paths::Paths;
 use crate::reconcile::Node;
@@ -33,6 +33,10 @@ use crate::reconcile::Node;
 /// How long a release may make no progress before the pod is let go. Long enough for a process that was killed to end, and
 /// well below what a person waits for.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long to wait for another caller that opens the driver. It takes of the order of a second, and what has to go on without a
+/// driver shall still do so within the kubelet's patience.
+const OPENING: Duration = Duration::from_secs(10);
 
 /// Where the driver is, and what containers get beside it.
 #[derive(Clone, Debug)]
@@ -52,13 +56,33 @@ pub struct Driver {
     wishes: Wishes,
     former: FormerDriver,
     paths: Paths,
-    session: Mutex<Option<Arc<Session>>>,
+    slot: Mutex<Slot>,
+    /// Told when a try to open the driver has ended.
+    opened: Condvar,
     events: Events,
     /// Told after every prepare and unprepare.
     changed: Arc<Notify>,
     metrics: Metrics,
     /// Whether a claim may be condemned.
     has_condemned: AtomicBool,
+}
+
+/// Where the session is.
+#[derive(Default)]
+struct Slot {
+    session: Option<Arc<Session>>,
+    /// Whether a caller is about to make one. It may never come back: NVML can hang on a sick GPU.
+    opening: bool,
+}
+
+/// Ends a try to open the driver, and lets the next caller go on.
+struct Opening<'a>(&'a Driver);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.lock().opening = false;
+        self.0.opened.notify_all();
+    }
 }
 
 struct Session {
@@ -99,6 +123,12 @@ pub enum DriverError {
     /// NVML cannot be loaded or does not start.
     #[error("the NVIDIA driver on this node cannot be used: {0}")]
     Library(#[from] kerf_nvml::OpenError),
+    /// Another caller is at it, and does not come back.
+    #[error(
+        "the NVIDIA driver on this node has not answered for {} s since it was opened; does a GPU hang? See nvidia-smi and the \
+         kernel log of the node", OPENING.as_secs()
+    )]
+    Opening,
     /// The engine's files cannot be used.
     #[error(transparent)]
     Engine(#[from] OpenError),
@@ -124,7 +154,8 @@ impl Driver {
             wishes,
             former: FormerDriver::new(&paths.plugin_directory, &paths.cdi),
             paths: paths.clone(),
-            session: Mutex::default(),
+            slot: Mutex::default(),
+            opened: Condvar::new(),
             events,
             changed,
             metrics,
@@ -139,22 +170,12 @@ impl Driver {
 
     /// Reads the node. Blocks.
     pub fn read_inventory(&self) -> Inventory {
-        let host = |driver_root: Option<DriverRoot>, former_doubt| Host {
-            driver_name: self.driver_name.clone(),
-            boot_id: match &driver_root {
-                Some(root) => root.boot_id(),
-                None => DriverRoot::below(&self.files.host_root, Path::new("/")).boot_id(),
-            },
-            wishes: self.wishes.clone(),
-            driver_root,
-            former_doubt,
-        };
         let session = match self.session() {
             Ok(session) => session,
-            Err(error) => return inventory::nothing(&host(None, None), format!("nothing is offered: {error}")),
+            Err(error) => return self.nothing(format!("nothing is offered: {error}")),
         };
         let holding = || session.engine.prepared_claims().map_err(|error| error.to_string());
-        let host = host(Some(session.root.clone()), session.engine.former_doubt());
+        let host = self.host(Some(session.root.clone()), session.engine.former_doubt());
         let inventory = inventory::read(&*session.nvml, &host, &holding);
         for set_aside in session.engine.take_set_aside() {
             let message = format!(
@@ -174,14 +195,44 @@ impl Driver {
         inventory
     }
 
-    /// The session, opened if there is none. Callers wait for each other while one opens it.
+    fn host(&self, driver_root: Option<DriverRoot>, former_doubt: Option<String>) -> Host {
+        Host {
+            driver_name: self.driver_name.clone(),
+            boot_id: match &driver_root {
+                Some(root) => root.boot_id(),
+                None => DriverRoot::below(&self.files.host_root, Path::new("/")).boot_id(),
+            },
+            wishes: self.wishes.clone(),
+            driver_root,
+            former_doubt,
+        }
+    }
+
+    /// The session, opened if there is none. Callers wait for each other while one opens it, up to [`OPENING`].
     fn session(&self) -> Result<Arc<Session>, DriverError> {
-        let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(session) = &*session {
+        let deadline = Instant::now() + OPENING;
+        let mut slot = self.lock();
+        while slot.opening {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(DriverError::Opening);
+            }
+            slot = self.opened.wait_timeout(slot, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if let Some(session) = &slot.session {
             return Ok(Arc::clone(session));
         }
-        let opened = Arc::new(self.open()?);
-        Ok(Arc::clone(session.insert(opened)))
+        slot.opening = true;
+        drop(slot);
+        // Also when it panics.
+        let _opening = Opening(self);
+        let session = Arc::new(self.open()?);
+        self.lock().session = Some(Arc::clone(&session));
+        Ok(session)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open(&self) -> Result<Session, DriverError> {
@@ -239,12 +290,22 @@ impl Driver {
     }
 
     fn close_unless_in_use(&self) {
-        let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.lock();
         // Nobody can get at it while the mutex is held, so a count of one stays one.
-        if session.as_ref().is_some_and(|session| Arc::strong_count(session) == 1) {
+        if slot.session.as_ref().is_some_and(|session| Arc::strong_count(session) == 1) {
             tracing::info!("NVIDIA driver closed, to be opened anew");
-            *session = None;
+            slot.session = None;
         }
+    }
+}
+
+impl Reader for Driver {
+    fn read(&self) -> Inventory {
+        self.read_inventory()
+    }
+
+    fn nothing(&self, why: String) -> Inventory {
+        inventory::nothing(&self.host(None, None), why)
     }
 }
 

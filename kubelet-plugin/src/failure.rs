@@ -107,7 +107,7 @@ impl Classified for SourceError {
 impl Classified for DriverError {
     fn class(&self) -> Class {
         match self {
-            DriverError::Root(_) | DriverError::Library(_) => Class::Driver,
+            DriverError::Root(_) | DriverError::Library(_) | DriverError::Opening => Class::Driver,
             DriverError::Engine(_) => Class::Disk,
             DriverError::StillHeld(error) => error.class(),
         }

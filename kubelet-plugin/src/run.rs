@@ -208,8 +208,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
         metrics: metrics.clone(),
     };
     let reconciling = tokio::spawn(reconcile::run(reconciler, drain.clone()).instrument(info_span!("reconcile")));
-    let reader = Arc::clone(&driver);
-    let watcher = Watcher { read: Arc::new(move || reader.read_inventory()), changed: Arc::clone(&changed), events };
+    let watcher = Watcher { reader: driver, changed: Arc::clone(&changed), events };
     let watching = inventory::watch(watcher, inventory_sender, drain.clone());
     let watching = tokio::spawn(watching.instrument(info_span!("inventory")));
     let sources = Sources { inventory, verdict: verdict.clone(), held, wishes, changed, metrics: metrics.clone() };

@@ -1,6 +1,7 @@
 //! What breaks around kerf: the node, the API server, the order of things.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -165,6 +166,41 @@ async fn a_pod_ends_although_its_slice_stays_in_use() {
         world.instances(0).await?;
         eventually("its place is free again", RETRIED, async || Ok(tainted(world).await?.is_empty().then_some(())))
             .await?;
+        world.run_ready("next", &Claim::of(&[Request::gpu("gpu")])).await?;
+        world.delete("next").await?;
+        world.nothing_is_left().await
+    })
+    .await;
+}
+
+/// A node is drained to have its driver repaired, so its pods must end without one.
+#[tokio::test]
+async fn pods_end_although_the_driver_is_gone() {
+    scenario("no_driver", NodeFile::new().gpus("h100-80gb", 2), async |world| {
+        world.run_ready("whole", &Claim::of(&[Request::gpu("gpu")])).await?;
+        world.run_ready("slice", &Claim::of(&[Request::mig("gpu", "2g.20gb")])).await?;
+        let claims = world.pods().get("slice").await?.status.unwrap_or_default().resource_claim_statuses;
+        let claim = claims.unwrap_or_default().into_iter().find_map(|claim| claim.resource_claim_name);
+        let claim = claim.context("the pod has a claim")?;
+        let libraries = format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+        let library = world.simulation.root().join(libraries).join("libnvidia-ml.so.1");
+        let aside = library.with_extension("aside");
+        fs::rename(&library, &aside)?;
+        world.kerf.renew(Part::KubeletPlugin).await?;
+        world.kerf.registered().await?;
+
+        world.delete("whole").await?;
+        world.pods().delete("slice", &DeleteParams::default()).await?;
+        let why = world.event(&claim, "UnprepareFailed").await?;
+        ensure!(why.contains("cannot be taken back yet") && why.contains("libnvidia-ml.so.1"), "{why}");
+        eventually("the pod is let go", RETRIED, async || {
+            Ok(world.pods().get_opt("slice").await?.is_none().then_some(()))
+        })
+        .await?;
+        world.event(&claim, "UnprepareCondemned").await?;
+        ensure!(world.simulation.instances()?.len() == 1, "without a driver nobody can remove it");
+
+        fs::rename(&aside, &library)?;
         world.run_ready("next", &Claim::of(&[Request::gpu("gpu")])).await?;
         world.delete("next").await?;
         world.nothing_is_left().await

@@ -18,7 +18,7 @@ use kerf_api::GpuNodeStatus;
 use kerf_nvml::Nvml;
 
 pub use host::Host;
-pub use watch::{Watcher, watch};
+pub use watch::{Reader, Watcher, watch};
 
 use crate::attributes;
 use crate::engine::{DeviceName, PreparedClaim};

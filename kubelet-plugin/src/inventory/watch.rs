@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kerf_api::{Blocked, Gpu};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Inventory;
@@ -20,13 +21,26 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// The first wait after NVML did not answer at all; doubles up to [`REREAD`].
 const RETRY: Duration = Duration::from_secs(1);
 
-/// When a reading that does not end is worth a line in the log.
+/// When a reading that does not end is worth a line in the log, again and again.
 const SLOW: Duration = Duration::from_secs(30);
+
+/// When it is worth that nothing is offered any more: opening NVML for many GPUs whose driver is not kept loaded takes tens of
+/// seconds, and no more.
+const SILENT: Duration = Duration::from_secs(60);
+
+/// Where inventories come from.
+pub trait Reader: Send + Sync + 'static {
+    /// Reads the node. Blocks, for ever if a GPU hangs.
+    fn read(&self) -> Inventory;
+
+    /// What there is to say of the node when it cannot be read, and why.
+    fn nothing(&self, why: String) -> Inventory;
+}
 
 /// What reads the node and who hears of it.
 pub struct Watcher {
-    /// Reads the node; blocks.
-    pub read: Arc<dyn Fn() -> Inventory + Send + Sync>,
+    /// Reads the node.
+    pub reader: Arc<dyn Reader>,
     /// Told when something has changed, such as a carved partition.
     pub changed: Arc<Notify>,
     /// Where a person is told of what is withheld.
@@ -34,12 +48,20 @@ pub struct Watcher {
 }
 
 /// Reads at once, after each change and every minute, until `shutdown`. `inventory` changes only when a reading differs from
-/// the one before.
+/// the one before. While one does not end nothing is offered: what is given out then could not be prepared.
 pub async fn watch(watcher: Watcher, inventory: watch::Sender<Option<Inventory>>, shutdown: CancellationToken) {
+    let publish = |reading: Inventory| {
+        announce(inventory.borrow().as_ref(), &reading, &watcher.events);
+        inventory.send_if_modified(|known| {
+            let changed = known.as_ref() != Some(&reading);
+            *known = Some(reading);
+            changed
+        });
+    };
     let mut backoff = Backoff::new(RETRY, REREAD);
     loop {
         let reading = tokio::select! {
-            reading = read(&watcher.read) => reading,
+            reading = read(&watcher.reader, publish) => reading,
             () = shutdown.cancelled() => return,
         };
         let wait = match &reading {
@@ -49,14 +71,7 @@ pub async fn watch(watcher: Watcher, inventory: watch::Sender<Option<Inventory>>
             }
             _ => backoff.failed(),
         };
-        if let Some(reading) = reading {
-            announce(inventory.borrow().as_ref(), &reading, &watcher.events);
-            inventory.send_if_modified(|known| {
-                let changed = known.as_ref() != Some(&reading);
-                *known = Some(reading);
-                changed
-            });
-        }
+        reading.into_iter().for_each(publish);
         let settled = async {
             watcher.changed.notified().await;
             tokio::time::sleep(SETTLE).await;
@@ -69,10 +84,11 @@ pub async fn watch(watcher: Watcher, inventory: watch::Sender<Option<Inventory>>
     }
 }
 
-/// One reading; none where it panics.
-async fn read(read: &Arc<dyn Fn() -> Inventory + Send + Sync>) -> Option<Inventory> {
-    let read = Arc::clone(read);
-    let mut reading = tokio::task::spawn_blocking(move || read());
+/// One reading; none where it panics. What there is to say meanwhile is published.
+async fn read(reader: &Arc<dyn Reader>, publish: impl Fn(Inventory)) -> Option<Inventory> {
+    let begun = Instant::now();
+    let this = Arc::clone(reader);
+    let mut reading = tokio::task::spawn_blocking(move || this.read());
     loop {
         match tokio::time::timeout(SLOW, &mut reading).await {
             Ok(Ok(inventory)) => return Some(inventory),
@@ -80,7 +96,17 @@ async fn read(read: &Arc<dyn Fn() -> Inventory + Send + Sync>) -> Option<Invento
                 tracing::error!(error = &error as &dyn std::error::Error, "reading the GPUs failed");
                 return None;
             }
-            Err(_) => tracing::warn!("NVML has not answered for {} s", SLOW.as_secs()),
+            Err(_) => {
+                tracing::warn!("NVML has not answered for {} s", begun.elapsed().as_secs());
+                if begun.elapsed() >= SILENT {
+                    let why = format!(
+                        "nothing is offered: NVML has not answered for {} s; does a GPU hang? See nvidia-smi and the kernel log \
+                         of the node",
+                        SILENT.as_secs()
+                    );
+                    publish(reader.nothing(why));
+                }
+            }
         }
     }
 }
@@ -134,7 +160,6 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use kerf_api::GpuNodeStatus;
-    use tokio::time::Instant;
 
     use super::*;
 
@@ -147,6 +172,21 @@ mod tests {
         Inventory { status, ..Inventory::default() }
     }
 
+    struct Readings {
+        read: Box<dyn Fn() -> Inventory + Send + Sync>,
+    }
+
+    impl Reader for Readings {
+        fn read(&self) -> Inventory {
+            (self.read)()
+        }
+
+        fn nothing(&self, why: String) -> Inventory {
+            let status = GpuNodeStatus { message: Some(why), ..GpuNodeStatus::default() };
+            Inventory { status, ..Inventory::default() }
+        }
+    }
+
     /// Starts watching; the n-th reading, counted from 0, is `nth(n)`.
     fn start(nth: fn(usize) -> Inventory) -> (Arc<Notify>, Arc<AtomicUsize>, watch::Receiver<Option<Inventory>>) {
         let count = Arc::new(AtomicUsize::new(0));
@@ -154,7 +194,7 @@ mod tests {
         let reads = Arc::clone(&count);
         let (events, _writer) = crate::events::channel("node-1", &crate::metrics::Metrics::default());
         let watcher = Watcher {
-            read: Arc::new(move || nth(reads.fetch_add(1, Ordering::SeqCst))),
+            reader: Arc::new(Readings { read: Box::new(move || nth(reads.fetch_add(1, Ordering::SeqCst))) }),
             changed: Arc::clone(&changed),
             events,
         };
@@ -196,5 +236,41 @@ mod tests {
             .unwrap();
         let waited = begun.elapsed();
         assert!(Duration::from_secs(10) < waited && waited < Duration::from_secs(16), "1 + 2 + 4 + 8 s: {waited:?}");
+    }
+    #[tokio::test(start_paused = true)]
+    async fn while_a_reading_hangs_nothing_is_offered() {
+        let (let_go, goes) = std::sync::mpsc::channel::<()>();
+        let goes = std::sync::Mutex::new(goes);
+        let reads = AtomicUsize::new(0);
+        let read = move || {
+            // The second one hangs.
+            if reads.fetch_add(1, Ordering::SeqCst) == 1 {
+                goes.lock().unwrap().recv().unwrap();
+            }
+            inventory(Some("1"), "a")
+        };
+        let (events, _writer) = crate::events::channel("node-1", &crate::metrics::Metrics::default());
+        let changed = Arc::new(Notify::new());
+        let watcher =
+            Watcher { reader: Arc::new(Readings { read: Box::new(read) }), changed: Arc::clone(&changed), events };
+        let (sender, receiver) = watch::channel(None);
+        tokio::spawn(watch(watcher, sender, CancellationToken::new()));
+        let message = || receiver.borrow().as_ref().map(|known: &Inventory| known.status.message.clone());
+        while message().is_none() {
+            tokio::task::yield_now().await;
+        }
+        changed.notify_one();
+        let begun = Instant::now();
+        while message().unwrap().is_none() {
+            // A blocked thread stops the clock of a test.
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert!(begun.elapsed() < 2 * SILENT);
+        }
+        assert!(message().unwrap().unwrap().contains("NVML has not answered for 60 s"));
+        assert!(begun.elapsed() >= SILENT, "{:?}", begun.elapsed());
+        let_go.send(()).unwrap();
+        while message().unwrap().is_some() {
+            tokio::task::yield_now().await;
+        }
     }
 }

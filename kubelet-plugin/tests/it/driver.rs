@@ -16,6 +16,8 @@ use kerf_kubelet_plugin::paths::Paths;
 use kerf_kubelet_plugin::reconcile::Node as _;
 use kerf_kubelet_plugin::{ForeignPolicy, events};
 use kerf_nvml::{DriverRoot, MigMode};
+use kerf_nvml_sim::client::Client;
+use kerf_nvml_sim::fault::{CallFault, Span};
 use rustix::fs::inotify;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -253,4 +255,29 @@ fn without_a_driver_pods_end() {
     let retried = second.retry_condemned().unwrap();
     assert_eq!((retried.removed.len(), retried.left), (1, 0));
     assert!(!journal("part").exists());
+}
+
+/// A GPU that is in a bad way can keep whoever opens the driver for ever.
+#[test]
+fn a_driver_that_hangs_when_it_is_opened_keeps_no_pod() {
+    let node = Node::start("[{product: h100-80gb, count: 2}]");
+    let (first, directory) = driver(&node);
+    first.prepare(&claim("whole", &[SECOND]), late()).unwrap();
+    drop(first);
+    let simulation = Client::new(node.root());
+    simulation.arm(CallFault::new("nvmlInitWithFlags").hangs(Span::Forever)).unwrap();
+    let second = anew(&node, &directory);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| second.read_inventory());
+        while simulation.faults().unwrap()[0].met == 0 {
+            std::thread::yield_now();
+        }
+        let preparing = scope.spawn(|| second.prepare(&claim("next", &[GPU]), late()));
+        second.unprepare("whole", late()).unwrap();
+        let refused = preparing.join().unwrap().unwrap_err().to_string();
+        assert!(refused.contains("has not answered for 10 s since it was opened"), "{refused}");
+        simulation.clear_all().unwrap();
+        assert_eq!(reading.join().unwrap().status.gpus.len(), 2);
+    });
+    second.prepare(&claim("next", &[GPU]), late()).unwrap();
 }
