@@ -71,7 +71,7 @@ async fn by_class(world: &World) -> Result<()> {
         words.contains("exceeded quota: gpu-quota-team-c") && words.contains(&format!("limited: {key}=3")),
         "{words}"
     );
-    for class in ["mig.nvidia.com", "gpu.nvidia.com"] {
+    for class in ["mig.nvidia.com", "gpu.nvidia.com", "mig-3g.40gb.nvidia.com", "mig-7g.80gb.nvidia.com"] {
         let words = refusal(create("around", class).await)?;
         ensure!(words.contains(&format!("{class}.deviceclass.resource.k8s.io/devices=1")), "{words}");
     }
@@ -81,29 +81,39 @@ async fn by_class(world: &World) -> Result<()> {
 async fn by_extended_resource(world: &World) -> Result<()> {
     let tenant = "team-b";
     let pods: Api<Pod> = Api::namespaced(world.client.clone(), tenant);
-    let create = async |name: &str| {
-        let manifest = pod(name, &[container("main", &[("nvidia.com/mig-3g.40gb", 1)])]);
+    let create = async |name: &str, resource: &str| {
+        let manifest = pod(name, &[container("main", &[(resource, 1)])]);
         pods.create(&PostParams::default(), &serde_json::from_value(manifest).expect("the manifest is one of a pod"))
             .await
     };
     for name in ["first", "second"] {
-        create(name).await?;
+        create(name, "nvidia.com/mig-3g.40gb").await?;
         let wait = ["wait", "-n", tenant, "--for=condition=Ready", "--timeout=60s", &format!("pod/{name}")];
         world.cluster.kubectl(&wait)?;
     }
     world.instances(2).await?;
     let key = "requests.nvidia.com/mig-3g.40gb";
-    let words = refusal(create("third").await)?;
+    let words = refusal(create("third", "nvidia.com/mig-3g.40gb").await)?;
     ensure!(
         words.contains("exceeded quota: gpu-quota-team-b") && words.contains(&format!("limited: {key}=2")),
         "{words}"
     );
+    // A profile as large as the GPU, or another of the same size, is no way around.
+    for profile in ["mig-7g.80gb", "mig-4g.40gb"] {
+        let words = refusal(create("around", &format!("nvidia.com/{profile}")).await)?;
+        ensure!(words.contains(&format!("limited: requests.nvidia.com/{profile}=0")), "{words}");
+    }
     // The claims that the scheduler has made for the pods are not counted beside them, and a claim of the tenant's own is.
     used(world, tenant, |used| used[key] == "2").await?;
     let claims: Api<ResourceClaim> = Api::namespaced(world.client.clone(), tenant);
-    let own = Claim::of(&[Request::class("gpu", "mig-3g.40gb.nvidia.com")]).object("own");
-    let words = refusal(claims.create(&PostParams::default(), &serde_json::from_value(own)?).await)?;
-    ensure!(words.contains(&format!("used: {key}=2")), "{words}");
+    for (class, said) in [
+        ("mig-3g.40gb.nvidia.com", format!("used: {key}=2")),
+        ("mig-7g.80gb.nvidia.com", "limited: requests.nvidia.com/mig-7g.80gb=0".to_owned()),
+    ] {
+        let own = Claim::of(&[Request::class("gpu", class)]).object("own");
+        let words = refusal(claims.create(&PostParams::default(), &serde_json::from_value(own)?).await)?;
+        ensure!(words.contains(&said), "{words}");
+    }
     pods.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
     used(world, tenant, |used| used[key] == "0").await?;
     world.instances(0).await.map(drop)
