@@ -36,7 +36,7 @@ What the schema cannot say in words that help: each check names the value, what 
   {{- fail (printf "controller.replicas: %v with webhook.enabled, which allows 4: the API server trusts 8 certificates, and a controller that renews its own has two" $v.controller.replicas) -}}
 {{- end -}}
 {{- if and $v.layouts.configMap (not (regexMatch "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?/[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" $v.layouts.configMap)) -}}
-  {{- fail (printf "layouts.configMap: %q is not of the form namespace/name, such as gpu-operator/nvidia-mig-config, or empty for kerf-layouts in the release's namespace" $v.layouts.configMap) -}}
+  {{- fail (printf "layouts.configMap: %q is not of the form namespace/name, such as gpu-operator/default-mig-parted-config, or empty for kerf-layouts in the release's namespace" $v.layouts.configMap) -}}
 {{- end -}}
 {{- if not (regexMatch "^([1-9][0-9]*|[1-9][0-9]?%|100%)$" (toString $v.kubeletPlugin.maxSurge)) -}}
   {{- fail (printf "kubeletPlugin.maxSurge: %v is neither a number of nodes, 1 or more, nor a percentage such as 10%%" $v.kubeletPlugin.maxSurge) -}}
