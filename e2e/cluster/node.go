@@ -18,6 +18,9 @@ func (c *cluster) kubeletRoot(node string) string { return c.path(node, "kubelet
 // cdiRoot is the folder that the node's containerd reads CDI specs from.
 func (c *cluster) cdiRoot(node string) string { return c.path(node, "cdi") }
 
+// hookRoot is the folder for programs that the node's container runtime runs.
+func (c *cluster) hookRoot(node string) string { return c.path(node, "hooks") }
+
 // containerdSocket is the address of the node's containerd. The shims of its containers carry it in their arguments, and it
 // names the cluster: that is how leftover ones are found.
 func (c *cluster) containerdSocket(node string) string { return c.path(node, "containerd.sock") }
@@ -25,6 +28,7 @@ func (c *cluster) containerdSocket(node string) string { return c.path(node, "co
 const (
 	kubeletRootInside = "/var/lib/kubelet"
 	cdiRootInside     = "/var/run/cdi"
+	hookRootInside    = "/var/lib/kerf"
 )
 
 // nodeMounts are the places inside a node's namespace that show its own folders instead of the machine's.
@@ -32,6 +36,7 @@ func (c *cluster) nodeMounts(node string) map[string]string {
 	return map[string]string{
 		kubeletRootInside:     c.kubeletRoot(node),
 		cdiRootInside:         c.cdiRoot(node),
+		hookRootInside:        c.hookRoot(node),
 		"/run/containerd":     c.path(node, "run-containerd"), // sockets of the shims
 		"/run/mount":          c.path(node, "run-mount"),      // what mount(8) notes
 		"/var/lib/cni":        c.path(node, "cni", "results"),

@@ -158,7 +158,7 @@ func TestStatusIsReadByPrograms(t *testing.T) {
 	if read.Kubernetes != "1.36.3" || read.Up || !strings.HasSuffix(read.Kubeconfig, "/kubeconfig") || read.Gates["A"] != "true" || len(read.Components) != 4 || len(read.Nodes) != 1 {
 		t.Errorf("status %s", text)
 	}
-	for _, field := range []string{"name", "ip", "kubeletRoot", "cdiRoot", "containerdSocket", "components"} {
+	for _, field := range []string{"name", "ip", "kubeletRoot", "cdiRoot", "hookRoot", "containerdSocket", "components"} {
 		if read.Nodes[0][field] == nil {
 			t.Errorf("a node's status has no %q: %s", field, text)
 		}

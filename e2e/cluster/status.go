@@ -32,6 +32,7 @@ type nodeReport struct {
 	Directory        string            `json:"directory"`
 	KubeletRoot      string            `json:"kubeletRoot"`
 	CDIRoot          string            `json:"cdiRoot"`
+	HookRoot         string            `json:"hookRoot"`
 	ContainerdSocket string            `json:"containerdSocket"`
 	PodSubnet        string            `json:"podSubnet"`
 	Components       []componentReport `json:"components"`
@@ -86,6 +87,7 @@ func (c *cluster) report() (report, error) {
 	for i, node := range c.Nodes {
 		r.Nodes = append(r.Nodes, nodeReport{
 			Name: node, IP: nodeIP(i), Directory: c.path(node), KubeletRoot: c.kubeletRoot(node), CDIRoot: c.cdiRoot(node),
+			HookRoot:         c.hookRoot(node),
 			ContainerdSocket: c.containerdSocket(node), PodSubnet: podSubnet(i),
 		})
 	}

@@ -19,6 +19,8 @@ pub struct NodePaths {
     pub kubelet_root: PathBuf,
     /// The folder that containerd reads CDI specs from.
     pub cdi_root: PathBuf,
+    /// Where the plugin may put a program that containers' runtimes run.
+    pub hook_root: PathBuf,
 }
 
 /// What `kerf-cluster status --json` says.
@@ -68,6 +70,7 @@ impl Cluster {
             name: name.context("no node of the cluster is ready and takes any pod")?,
             kubelet_root: PathBuf::from("/var/lib/kubelet"),
             cdi_root: PathBuf::from("/var/run/cdi"),
+            hook_root: PathBuf::from("/var/lib/kerf"),
         });
         Ok(cluster)
     }

@@ -87,6 +87,7 @@ impl Installation {
             "driverRoot": driver_root,
             "kubeletRoot": node.kubelet_root,
             "cdiRoot": node.cdi_root,
+            "hookRoot": node.hook_root,
             "logFormat": "text",
             "kubeletPlugin": image("kubelet-plugin"),
             "controller": image("controller"),

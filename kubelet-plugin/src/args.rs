@@ -47,6 +47,11 @@ pub struct Args {
     #[arg(long, env = "KERF_CDI_HOOK", value_parser = absolute)]
     pub cdi_hook: Option<PathBuf>,
 
+    /// Where the host gets that program, below a directory of the driver's name. Every user must be able to go there, and to run
+    /// programs from there; where that cannot be, it is `bin` in the plugin's own directory.
+    #[arg(long, env = "KERF_HOOK_ROOT", default_value = "/var/lib/kerf", value_parser = absolute)]
+    pub hook_root: PathBuf,
+
     /// What containers do without.
     #[arg(long, env = "KERF_CDI_WITHOUT", value_enum, value_delimiter = ',')]
     pub cdi_without: Vec<CdiPart>,
@@ -155,6 +160,7 @@ mod tests {
             ["--foreign-instances", "destroy"],
             ["--at-exit", "stay"],
             ["--cdi-hook", "hook"],
+            ["--hook-root", "hooks"],
             ["--cdi-without", "hooks,everything"],
         ] {
             let error = parse(&bad).unwrap_err();

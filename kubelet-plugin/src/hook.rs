@@ -1,6 +1,6 @@
 //! The program that container runtimes run for us: brought to where they find it.
 //!
-//! A CDI hook is a program of the host. The plugin has ours in its image, and copies it into its directory on the host when it
+//! A CDI hook is a program of the host. The plugin has ours in its image, and copies it into a directory on the host when it
 //! starts, where containers that are made later find it, also while no plugin runs. A newer one takes the place of an older one
 //! in one step, so that whoever runs it meanwhile has one or the other; both take the same arguments.
 //!
@@ -83,6 +83,8 @@ fn replace(path: &Path, program: &[u8]) -> io::Result<()> {
     }
     let directory = path.parent().unwrap_or(path);
     fs::create_dir_all(directory)?;
+    // Root of a user namespace, as whom hooks of containers in one run, is one of the others.
+    fs::set_permissions(directory, Permissions::from_mode(0o755))?;
     // Another plugin may be doing the same. What a killed one has left under the new name is overwritten.
     let lock = fs::File::open(directory)?;
     rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;

@@ -31,7 +31,8 @@ pub struct Paths {
     pub cdi: PathBuf,
     /// What containers are told of their devices: a directory for each prepared claim.
     pub metadata: PathBuf,
-    /// Programs of ours that container runtimes run.
+    /// Programs of ours that container runtimes run, where there is no better place. The kubelet closes the directories above it
+    /// to other users (0750), and so to root of a container in a user namespace, in which its hooks run.
     pub bin: PathBuf,
     driver_name: String,
 }

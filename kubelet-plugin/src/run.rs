@@ -30,7 +30,7 @@ use crate::dra::Dra;
 use crate::driver::{Driver, DriverFiles};
 use crate::engine::{Injection, Wishes};
 use crate::health::Health;
-use crate::hook::{self, Hook};
+use crate::hook::{self, Hook, HookError};
 use crate::inventory::Watcher;
 use crate::lease::{AtExit, End, Holder, NodeLease};
 use crate::metrics::{Metrics, Seen};
@@ -116,6 +116,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
         kubelet_root,
         cdi_root,
         cdi_hook,
+        hook_root,
         cdi_without,
         namespace,
         kubeconfig,
@@ -148,7 +149,11 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let wishes = Wishes::new(foreign_instances);
     let leaves_out = |part| cdi_without.contains(&part);
     let injection = Injection {
-        hook: if leaves_out(CdiPart::Hooks) { None } else { install_hook(cdi_hook, &paths, &host_root) },
+        hook: if leaves_out(CdiPart::Hooks) {
+            None
+        } else {
+            install_hook(cdi_hook, &hook_root.join(&driver_name), &paths.bin, &host_root)
+        },
         metadata: !leaves_out(CdiPart::Metadata),
         additional_gids: !leaves_out(CdiPart::AdditionalGids),
     };
@@ -259,16 +264,22 @@ async fn serve(args: Args) -> Result<(), RunError> {
     early.map_or(Ok(()), Err)
 }
 
-/// Brings the hook to where container runtimes find it. Without it the plugin is of use all the same.
-fn install_hook(program: Option<PathBuf>, paths: &Paths, host_root: &Path) -> Option<Hook> {
+/// Brings the hook to where container runtimes find it, in `directory` or else in `bin`. Without it the plugin is of use all the
+/// same.
+fn install_hook(program: Option<PathBuf>, directory: &Path, bin: &Path, host_root: &Path) -> Option<Hook> {
     let program = program.unwrap_or_else(hook::beside_this_program);
-    match Hook::install(&program, &paths.bin, host_root) {
+    let installed = Hook::install(&program, directory, host_root).or_else(|error| {
+        let hook = Hook::install(&program, bin, host_root)?;
+        tracing::warn!(%error, "the hook lies where pods in user namespaces (hostUsers: false) cannot reach it: they will not start");
+        Ok(hook)
+    });
+    match installed {
         Ok(hook) => {
             let Hook { path, updates_ldcache } = &hook;
             tracing::info!(path = %path.display(), updates_ldcache, "containers get a hook");
             Some(hook)
         }
-        Err(error) => {
+        Err::<_, HookError>(error) => {
             tracing::warn!(%error, "containers get no hook: images that are not built on Debian or Ubuntu may not find \
                 the driver's libraries");
             None
@@ -361,5 +372,23 @@ async fn end(paths: Paths, at_exit: AtExit) -> End {
 async fn finish<T>(what: &str, patience: Duration, ending: impl Future<Output = T>) {
     if tokio::time::timeout(patience, ending).await.is_err() {
         tracing::warn!("{what}: not finished within {} s", patience.as_secs());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hook_lies_where_it_can() {
+        let host = tempfile::tempdir().unwrap();
+        let [program, open, bin] = ["program", "open", "bin"].map(|name| host.path().join(name));
+        let install = || install_hook(Some(program.clone()), &open, &bin, host.path()).map(|hook| hook.path);
+        assert_eq!(install(), None, "there is none");
+        std::fs::write(&program, "a program").unwrap();
+        assert_eq!(install(), Some(open.join(hook::NAME)));
+        std::fs::remove_dir_all(&open).unwrap();
+        std::fs::write(&open, "a file in the directory's place").unwrap();
+        assert_eq!(install(), Some(bin.join(hook::NAME)));
     }
 }

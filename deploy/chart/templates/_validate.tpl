@@ -18,6 +18,7 @@ What the schema cannot say in words that help: each check names the value, what 
 {{- end -}}
 {{- include "kerf.validate.path" (list "kubeletRoot" $v.kubeletRoot "/var/lib/kubelet") -}}
 {{- include "kerf.validate.path" (list "cdiRoot" $v.cdiRoot "/var/run/cdi") -}}
+{{- include "kerf.validate.path" (list "hookRoot" $v.hookRoot "/var/lib/kerf") -}}
 {{- if not (regexMatch "^([a-z0-9_:]+=)?(off|error|warn|info|debug|trace)(,([a-z0-9_:]+=)?(off|error|warn|info|debug|trace))*$" $v.logLevel) -}}
   {{- fail (printf "logLevel: %q is none of error, warn, info, debug, trace, nor a list such as info,kube=debug" $v.logLevel) -}}
 {{- end -}}

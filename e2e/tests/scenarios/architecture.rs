@@ -21,8 +21,10 @@ async fn the_file_table_in_architecture_is_what_a_run_leaves() {
         let mut rows = table()?;
         let mut found = BTreeSet::new();
         let registry = node.kubelet_root.join("plugins_registry");
-        for (root, name) in [(&node.kubelet_root, "<kubelet>"), (&node.cdi_root, "<cdi>")] {
-            for directory in [registry.clone(), node.kubelet_root.join("plugins"), node.cdi_root.clone()] {
+        for (root, name) in [(&node.kubelet_root, "<kubelet>"), (&node.cdi_root, "<cdi>"), (&node.hook_root, "<hooks>")]
+        {
+            let roots = [node.cdi_root.clone(), node.hook_root.clone()];
+            for directory in [registry.clone(), node.kubelet_root.join("plugins")].into_iter().chain(roots) {
                 if let Ok(inside) = directory.strip_prefix(root) {
                     collect(&directory, &Path::new(name).join(inside), &mut found)?;
                 }
@@ -70,7 +72,7 @@ fn collect(directory: &Path, shown: &Path, found: &mut BTreeSet<String>) -> Resu
     Ok(())
 }
 
-/// Whether a path has the shape of a pattern: placeholders but the two roots stand for anything without a slash.
+/// Whether a path has the shape of a pattern: placeholders but the three roots stand for anything without a slash.
 fn fits(pattern: &str, path: &str) -> bool {
     let pattern = pattern.replace("<driver>", "gpu.nvidia.com");
     let mut rest = path;
@@ -79,7 +81,7 @@ fn fits(pattern: &str, path: &str) -> bool {
         let Some(piece) = rest.split_inclusive('/').next() else { return false };
         rest = &rest[piece.len()..];
         match (part.find('<'), part.find('>')) {
-            (Some(open), Some(close)) if part != "<kubelet>/" && part != "<cdi>/" => {
+            (Some(open), Some(close)) if !["<kubelet>/", "<cdi>/", "<hooks>/"].contains(&part) => {
                 let (head, tail) = (&part[..open], &part[close + 1..]);
                 piece.len() > head.len() + tail.len() && piece.starts_with(head) && piece.ends_with(tail)
             }

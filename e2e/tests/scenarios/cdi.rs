@@ -1,6 +1,10 @@
 //! What a container with a GPU finds in it, on a base that knows nothing of GPUs, and what is left of it afterwards.
 
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
 use anyhow::{Context, Result, ensure};
+use kerf_api::names;
 use kerf_e2e::{Claim, NodeFile, Pod, Request, World, scenario};
 use serde_json::Value;
 
@@ -26,6 +30,11 @@ async fn the_linker_finds_the_driver_on_an_ordinary_base() {
             let env = world.shell(pod, "main", "env")?;
             ensure!(env.contains("NVIDIA_VISIBLE_DEVICES=void"), "{pod}: {env}");
         }
+        // Hooks run in the container's user namespace, whose root is one of the others on the host.
+        let hooks = world.cluster.node()?.hook_root.join(names::DRIVER_NAME);
+        let nobody = Command::new(hooks.join("kerf-cdi-hook")).arg("--help").uid(65534).gid(65534).output();
+        let nobody = nobody.context("the hook cannot be run by anybody")?;
+        ensure!(nobody.status.success(), "{nobody:?}");
         // Only a whole GPU, or a slice with graphics, can be drawn on.
         let drm = world.shell(
             "whole",

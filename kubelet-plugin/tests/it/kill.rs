@@ -10,7 +10,6 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use kerf_kubelet_plugin::hook;
 use kerf_nvml_sim::client::Client;
 use kerf_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use kerf_proto::dra::v1::{
@@ -152,7 +151,7 @@ impl Host {
     async fn start() -> Host {
         let node = Node::start("[{product: h100-80gb}, {product: h100-80gb}]");
         let plugin = Plugin::start(&node.root()).await;
-        assert!(plugin.paths.bin.join(hook::NAME).exists(), "the start includes that the hook is copied");
+        assert!(plugin.hook().exists(), "the start includes that the hook is copied");
         let mut host = Host { node, plugin, claims: Vec::new() };
         for (name, devices) in CLAIMS {
             let claim = host.plugin.claim_of(name, devices);

@@ -3,11 +3,12 @@
 use std::error::Error;
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kerf_kubelet_plugin::hook;
 use kerf_kubelet_plugin::paths::Paths;
 use kerf_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use kerf_proto::dra::v1::{
@@ -55,7 +56,7 @@ impl Plugin {
     /// The program in a process that begins with [`Plugin::go`].
     pub(crate) async fn spawn(driver_root: &Path, level: &'static str, more: &[&str]) -> Plugin {
         let directory = Arc::new(tempfile::tempdir().unwrap());
-        let (kubelet, cdi) = (directory.path().join("kubelet"), directory.path().join("cdi"));
+        let [kubelet, cdi, hooks] = ["kubelet", "cdi", "hooks"].map(|name| directory.path().join(name));
         let api = ApiServer::default();
         api.put("/api/v1/nodes/node-1", json!({"metadata": {"name": "node-1", "uid": "node-uid"}}));
         let kubeconfig = directory.path().join("kubeconfig");
@@ -68,6 +69,7 @@ impl Plugin {
             ("--driver-root", driver_root),
             ("--kubelet-root", &kubelet),
             ("--cdi-root", &cdi),
+            ("--hook-root", &hooks),
             ("--kubeconfig", &kubeconfig),
         ];
         arguments.extend(paths.into_iter().flat_map(|(flag, path)| [OsString::from(flag), path.into()]));
@@ -76,6 +78,11 @@ impl Plugin {
         let process = spawn(&arguments, level, &log);
         let paths = Paths::new(&kubelet, &cdi, "gpu.nvidia.com");
         Plugin { api, process, paths, log, arguments, level, directory }
+    }
+
+    /// Where the program that container runtimes run is when it has begun.
+    pub(crate) fn hook(&self) -> PathBuf {
+        self.directory.path().join("hooks/gpu.nvidia.com").join(hook::NAME)
     }
 
     /// Another pod on the same node; it is not registered.
