@@ -19,9 +19,10 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem without a hint.
+    /// A problem without a hint. The message is shown in one line, whatever of the object a library repeats in it.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Problem {
-        Problem { path: path.into(), message: message.into(), hint: None }
+        let shown = |c: char| if c.is_control() { c.escape_default().collect() } else { String::from(c) };
+        Problem { path: path.into(), message: message.into().chars().map(shown).collect(), hint: None }
     }
 
     /// The same problem, with what to do about it.
@@ -117,6 +118,7 @@ mod tests {
             "spec.layout.name: no layout \"mixt\"; did you mean \"mixed\"?"
         );
         assert_eq!(Problem::new("", "not an object").to_string(), "not an object");
+        assert_eq!(Problem::new("", "no variant `a\nb\u{1b}é`").to_string(), "no variant `a\\nb\\u{1b}é`");
     }
 
     #[test]
