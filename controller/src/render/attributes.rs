@@ -33,7 +33,10 @@ pub(super) fn shared(status: &GpuNodeStatus, gpu: &Gpu, capacities: usize) -> (A
     // `type`, and one or two of `uuid`, `parentUUID` and `profile`, come on top.
     let room = MOST.saturating_sub(capacities + 3);
     for (name, value) in &gpu.attributes {
-        if ["type", "uuid", "parentUUID", "profile"].contains(&name.as_str()) || attributes.contains_key(name) {
+        // In the driver's own domain a name means the same with it and without.
+        let own = name.strip_prefix(&status.driver_name).and_then(|name| name.strip_prefix('/'));
+        let name = own.unwrap_or(name);
+        if ["type", "uuid", "parentUUID", "profile"].contains(&name) || attributes.contains_key(name) {
             continue;
         }
         let problem = if !is_attribute_name(name) {
@@ -41,7 +44,7 @@ pub(super) fn shared(status: &GpuNodeStatus, gpu: &Gpu, capacities: usize) -> (A
         } else if attributes.len() >= room {
             "a device has at most 32 attributes and capacities"
         } else if let Some(value) = checked(value) {
-            attributes.insert(name.clone(), value);
+            attributes.insert(name.to_owned(), value);
             continue;
         } else {
             "the value is not one text of at most 64 bytes, semantic version, number or truth value"
@@ -162,6 +165,9 @@ mod tests {
             ("nothing", Attribute::default()),
             ("uuid", Attribute::string("not the GPU's")),
             ("productName", Attribute::string("not the GPU's")),
+            ("gpu.nvidia.com/uuid", Attribute::string("not the GPU's")),
+            ("gpu.nvidia.com/architecture", Attribute::string("another")),
+            ("gpu.nvidia.com/minor", Attribute::int(3)),
         ];
         let gpu = Gpu {
             product: "P".into(),
@@ -169,9 +175,11 @@ mod tests {
             attributes: attributes.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
             ..Gpu::default()
         };
-        let (shared, left_out) = shared(&GpuNodeStatus::default(), &gpu, 0);
+        let status = GpuNodeStatus { driver_name: "gpu.nvidia.com".into(), ..GpuNodeStatus::default() };
+        let (shared, left_out) = shared(&status, &gpu, 0);
         let names: Vec<_> = shared.keys().map(String::as_str).collect();
-        assert_eq!(names, ["architecture", "productName", "resource.kubernetes.io/numaNode"]);
+        assert_eq!(names, ["architecture", "minor", "productName", "resource.kubernetes.io/numaNode"]);
+        assert_eq!(shared["architecture"].string.as_deref(), Some("Hopper"));
         assert_eq!(left_out.len(), 5, "{left_out:?}");
         assert_eq!(whole(&gpu, &shared)["uuid"].string.as_deref(), Some("GPU-1"));
     }
