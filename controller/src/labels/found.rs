@@ -14,6 +14,8 @@ pub struct Found {
     pub labels: Labels,
     /// The keys that the controller has applied and nobody has changed since.
     pub owned: BTreeSet<String>,
+    /// Those of them that somebody else holds as well, with the same value.
+    pub shared: BTreeSet<String>,
 }
 
 impl Found {
@@ -21,14 +23,18 @@ impl Found {
     pub fn of(metadata: &ObjectMeta) -> Found {
         let ours = |key: &str| key.starts_with(names::NODE_LABEL_PREFIX);
         let labels: BTreeMap<_, _> = metadata.labels.iter().flatten().filter(|(key, _)| ours(key)).collect();
-        let entries = metadata.managed_fields.iter().flatten();
-        let applied = entries.filter(|entry| {
-            entry.manager.as_deref() == Some(names::NODE_LABELS) && entry.operation.as_deref() == Some("Apply")
-        });
-        let fields = applied.filter_map(|entry| entry.fields_v1.as_ref()?.0["f:metadata"]["f:labels"].as_object());
-        let owned = fields.flat_map(|fields| fields.keys()).filter_map(|field| field.strip_prefix("f:"));
+        let (mut owned, mut others) = (BTreeSet::new(), BTreeSet::new());
+        for entry in metadata.managed_fields.iter().flatten() {
+            let is_ours =
+                entry.manager.as_deref() == Some(names::NODE_LABELS) && entry.operation.as_deref() == Some("Apply");
+            let fields = entry.fields_v1.as_ref().and_then(|fields| fields.0["f:metadata"]["f:labels"].as_object());
+            let keys = fields.into_iter().flat_map(|fields| fields.keys()).filter_map(|field| field.strip_prefix("f:"));
+            let held = if is_ours { &mut owned } else { &mut others };
+            held.extend(keys.filter(|key| ours(key)).map(str::to_owned));
+        }
         Found {
-            owned: owned.filter(|key| ours(key)).map(str::to_owned).collect(),
+            shared: owned.intersection(&others).cloned().collect(),
+            owned,
             labels: labels.into_iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
         }
     }
@@ -36,11 +42,15 @@ impl Found {
 
 /// What has to be applied so that a Node has the `wanted` labels, but for the keys that others hold. `None`: nothing.
 ///
-/// What is applied replaces what was applied before: a key that is left out and that nobody else owns vanishes.
+/// What is applied replaces what was applied before: a key that is left out and that nobody else owns vanishes. One that another
+/// owns as well is left to him when it has to change: the API server would refuse all labels for the sake of this one.
 pub fn apply(wanted: &Labels, found: &Found) -> Option<Labels> {
-    let free = |key: &String| found.owned.contains(key) || !found.labels.contains_key(key);
-    let apply: Labels =
-        wanted.iter().filter(|(key, _)| free(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let free = |key: &String, value: &String| match found.labels.get(key) {
+        None => true,
+        Some(there) => found.owned.contains(key) && (there == value || !found.shared.contains(key)),
+    };
+    let apply = wanted.iter().filter(|(key, value)| free(key, value));
+    let apply: Labels = apply.map(|(key, value)| (key.clone(), value.clone())).collect();
     let there = apply.iter().all(|(key, value)| found.labels.get(key) == Some(value));
     let settled = there && apply.keys().eq(&found.owned);
     (!settled).then_some(apply)
@@ -93,6 +103,19 @@ mod tests {
         // Somebody has set our key to another value, and owns it since.
         let overwritten = node(&json!({"nvidia.com/gpu.count": "9", "nvidia.com/gpu.product": "X"}), &json!([]));
         assert_eq!(apply(&wanted, &overwritten), None);
+    }
+
+    #[test]
+    fn a_key_that_another_holds_as_well_does_not_stop_the_rest() {
+        let keys = ["nvidia.com/gpu.count", "nvidia.com/gpu.product"];
+        let both = json!([
+            applied(names::NODE_LABELS, "Apply", &keys),
+            applied("git-ops", "Apply", &["nvidia.com/gpu.product", "unrelated"]),
+        ]);
+        let found = node(&json!({"nvidia.com/gpu.product": "X", "nvidia.com/gpu.count": "2"}), &both);
+        assert_eq!(apply(&labels(&[("gpu.count", "2"), ("gpu.product", "X")]), &found), None, "all agree");
+        let changed = labels(&[("gpu.count", "3"), ("gpu.product", "Y")]);
+        assert_eq!(apply(&changed, &found), Some(labels(&[("gpu.count", "3")])), "the other's word stays");
     }
 
     #[test]
