@@ -10,6 +10,7 @@ use super::{Decision, Index, NodeState};
 use crate::liveness::Now;
 use crate::policy::report::{self, NodeReport};
 use crate::policy::{MigConfigState, NodeView, Offering, Policy, resolve};
+use crate::render::MOST_GPUS;
 
 /// A GpuNode whose spec is not what it should be.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,7 +57,7 @@ impl Index {
     pub fn wishes(&self) -> Vec<Wish> {
         let wish = |(node, state): (&String, &NodeState)| {
             let gpu_node = self.own_gpu_node(state)?;
-            let gpus = gpu_node.status.iter().flat_map(|status| &status.gpus);
+            let gpus = gpu_node.status.iter().flat_map(|status| &status.gpus).take(MOST_GPUS);
             let spec = GpuNodeSpec { gpus: self.offering(state).resolution.wishes(gpus) };
             (spec != gpu_node.spec).then(|| Wish { node: node.clone(), uid: gpu_node.uid().unwrap_or_default(), spec })
         };

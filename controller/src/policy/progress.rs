@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kerf_api::{Gpu, GpuNodeStatus, GpuOffer};
+use kerf_api::{Gpu, GpuNodeStatus, GpuOffer, Withheld};
 
 use super::{By, EVERYTHING, Forms, Obstacle, Offering, Terms};
 use crate::render::{cut_name, geometry};
@@ -10,6 +10,9 @@ use crate::render::{cut_name, geometry};
 /// Reasons that go away by themselves: everything else needs a person.
 const IN_USE: &str = "InUse";
 const NOT_READY: &str = "NodeNotReady";
+
+/// The most bytes of a node's own words that are passed on: a status says it of many GPUs.
+const LONGEST_WORDS: usize = 256;
 
 /// One node as far as its progress depends on it.
 #[derive(Clone, Copy, Debug)]
@@ -79,8 +82,11 @@ impl NodeView<'_> {
         }
         if terms.forms != Forms::Nothing {
             if gpu.offer == GpuOffer::Nothing {
-                let withheld = gpu.withheld.clone().unwrap_or_default();
-                return Some(Obstacle { reason: withheld.reason, message: withheld.message });
+                let Withheld { mut reason, mut message } = gpu.withheld.clone().unwrap_or_default();
+                for words in [&mut reason, &mut message] {
+                    words.truncate(words.floor_char_boundary(LONGEST_WORDS));
+                }
+                return Some(Obstacle { reason, message });
             }
             if let Some(why) = self.unpublished {
                 return Some(Obstacle { reason: NOT_READY.to_owned(), message: why.to_owned() });

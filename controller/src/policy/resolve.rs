@@ -9,7 +9,7 @@ use kerf_mig::parted::{Arrangement, Ruling};
 use kube::core::SelectorExt as _;
 
 use super::{By, Cut, Forms, LayoutFile, Obstacle, Policy, Terms};
-use crate::render::geometry;
+use crate::render::{MOST_GPUS, geometry};
 
 /// What the policies come to on one node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -74,7 +74,7 @@ pub fn resolve(rules: &Rules, labels: &BTreeMap<String, String>, status: &GpuNod
     if policies.is_empty() && label.is_none() {
         return resolution;
     }
-    for (position, gpu) in (0..).zip(&status.gpus) {
+    for (position, gpu) in (0..).zip(status.gpus.iter().take(MOST_GPUS)) {
         if resolution.terms.contains_key(&gpu.name) {
             continue;
         }

@@ -28,7 +28,7 @@ pub use remark::Remark;
 
 /// The most GPUs of one node. The largest machines have 16; a node that reports more is not taken at its word, as each of them
 /// costs two slices.
-const MOST_GPUS: usize = 128;
+pub(crate) const MOST_GPUS: usize = 128;
 
 /// The most counters that all devices of a slice draw from together, where they are in one slice with the counters
 /// (Kubernetes 1.34, `ResourceSliceMaxDeviceCountersPerSlice`).

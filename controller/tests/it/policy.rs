@@ -289,6 +289,24 @@ fn the_nodes_label_is_answered_as_mig_manager_does() {
     assert_eq!(deaf.state(), None, "labels are not followed");
 }
 
+/// What a node says of its GPUs is cut: a status is one object for all nodes.
+#[test]
+fn a_nodes_long_story_is_cut() {
+    let long = |word: &str| word.repeat(1 << 20);
+    let story = |bus| Gpu {
+        offer: GpuOffer::Nothing,
+        withheld: Some(Withheld { reason: long("ä"), message: long("x") }),
+        ..gpu("h100-80gb", bus)
+    };
+    let mut world = World::new((1..=200).map(story).collect());
+    world.see(policy("p", json!({"offer": "WholeOnly"})));
+    let status = world.status();
+    assert!(status.to_string().len() < 16 << 10, "{} bytes", status.to_string().len());
+    assert_eq!(status["nodes"][0]["gpus"]["waiting"][0]["message"], "x".repeat(256));
+    assert!(world.conditions()[1].contains("waiting on 128 GPUs"), "{:?}", world.conditions());
+    assert_eq!(world.index.wishes()[0].spec.gpus.len(), 128);
+}
+
 /// The writer looks again when a rule, a label or a claim has changed, and only then.
 #[test]
 fn what_changes_the_offering_is_looked_at() {
