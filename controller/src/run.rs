@@ -36,7 +36,7 @@ use crate::policy::{LayoutFile, Policy, Steward};
 use crate::probe::keep_probing;
 use crate::remove::{RemoveError, is_taken, remove};
 use crate::upkeep::Wakes;
-use crate::watch::{Start, Unseen, feed};
+use crate::watch::{Interruption, Start, Unseen, feed};
 use crate::webhook::{self, Webhook, WebhookError};
 use crate::writer::Writer;
 
@@ -269,16 +269,20 @@ impl Watches {
     where
         F: Fn(K) -> T + Send + 'static,
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-        T: Send + 'static,
+        T: Clone + Send + 'static,
         Index: Feed<T>,
     {
-        let (bell, metrics) = (self.doubt.clone(), self.metrics.clone());
-        let doubt = move |error: Option<&watcher::Error>| {
-            error.into_iter().for_each(|error| metrics.interrupted(error));
-            bell.notify_one();
+        let (doubt, metrics) = (self.doubt.clone(), self.metrics.clone());
+        let interrupted = move |how: Interruption<'_>| {
+            if let Interruption::Error(error) | Interruption::StillRefused(error) = how {
+                metrics.interrupted(error);
+            }
+            if !matches!(how, Interruption::StillRefused(_)) {
+                doubt.notify_one();
+            }
         };
         let start = Start { pending: self.readiness.wait_for(what), unseen };
-        fine(feed(self.index.clone(), api, config, convert, start, doubt, self.stop.clone()))
+        fine(feed(self.index.clone(), api, config, convert, start, interrupted, self.stop.clone()))
     }
 }
 

@@ -10,7 +10,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::index::{Feed, Index, SharedIndex};
 use crate::liveness::Now;
@@ -25,37 +25,52 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 pub struct Start<T> {
     /// Dropped when the index has seen everything for the first time.
     pub pending: Pending,
-    /// What is done as long as nothing was seen.
+    /// What is done as long as nothing is seen.
     pub unseen: Unseen<T>,
 }
 
-/// What is done about objects that cannot be listed for the first time.
+/// What is done about objects that cannot be listed.
 pub enum Unseen<T> {
     /// They are waited for.
     Wait,
-    /// An API server that does not know the kind has none.
+    /// An API server that does not know the kind when it is first asked has none.
     NoneIfUnknown,
-    /// A right to read them that does not come within some seconds is not waited for: this takes their place.
+    /// A right to read them that does not come within some seconds is not waited for: this takes their place. Also where the
+    /// right was lost since, so that a controller says the same as one that starts anew.
     IfForbidden(T),
+}
+
+/// How a watch was interrupted.
+#[derive(Debug)]
+pub enum Interruption<'a> {
+    /// It begins again by itself.
+    Anew,
+    /// By an error.
+    Error(&'a watcher::Error),
+    /// It is refused as it was before: the API server is as it was.
+    StillRefused(&'a watcher::Error),
 }
 
 /// Shows `index` what is there of one kind, until `stop`.
 ///
-/// `convert` keeps of an object what the index needs, before anything is stored; it sees each one first. `doubt` is told whenever
-/// the watch was interrupted, and by which error.
+/// `convert` keeps of an object what the index needs, before anything is stored; it sees each one first. `interrupted` is told
+/// whenever the watch was.
 pub async fn feed<K, T>(
     index: SharedIndex,
     api: Api<K>,
     config: watcher::Config,
     convert: impl Fn(K) -> T,
     start: Start<T>,
-    doubt: impl Fn(Option<&watcher::Error>),
+    interrupted: impl Fn(Interruption<'_>),
     stop: CancellationToken,
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    T: Clone,
     Index: Feed<T>,
 {
-    let mut unseen = Some(start);
+    let Start { pending, unseen } = start;
+    let mut pending = Some(pending);
+    let mut refused = None;
     let mut listed = Vec::new();
     let mut pause = PAUSE;
     let events = watch(api, config).take_until(stop.clone().cancelled_owned());
@@ -70,8 +85,8 @@ pub async fn feed<K, T>(
             Ok(Event::Delete(object)) => index.update(|index| index.delete(convert(object), now)),
             Ok(Event::Init) => {
                 listed.clear();
-                if unseen.is_none() {
-                    doubt(None);
+                if pending.is_none() && refused.is_none() {
+                    interrupted(Interruption::Anew);
                 }
             }
             Ok(Event::InitApply(object)) => listed.push(convert(object)),
@@ -79,13 +94,21 @@ pub async fn feed<K, T>(
                 let objects = std::mem::take(&mut listed);
                 index.update(|index| index.reset(objects, now));
                 pause = PAUSE;
-                unseen = None;
+                (pending, refused) = (None, None);
             }
             Err(error) => {
-                warn!(error = &error as &dyn std::error::Error, "a watch was interrupted");
-                doubt(Some(&error));
-                if let Some(start) = unseen.take_if(|start| start.unseen.is_meant_by(&error, pause)) {
-                    index.update(|index| index.reset(start.unseen.into_objects(), now));
+                let refusal = refusal(&error);
+                if refusal.is_some() && refusal == refused {
+                    debug!(error = &error as &dyn std::error::Error, "a watch is still refused");
+                    interrupted(Interruption::StillRefused(&error));
+                } else {
+                    warn!(error = &error as &dyn std::error::Error, "a watch was interrupted");
+                    interrupted(Interruption::Error(&error));
+                }
+                refused = refusal;
+                if let Some(objects) = unseen.in_place(refusal, pending.is_some(), pause) {
+                    index.update(|index| index.reset(objects, now));
+                    pending = None;
                 }
                 stop.run_until_cancelled(tokio::time::sleep(pause)).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -94,21 +117,25 @@ pub async fn feed<K, T>(
     }
 }
 
-impl<T> Unseen<T> {
-    /// Whether a first list that fails so is not tried again before the index goes on. `pause` says for how long it has failed.
-    fn is_meant_by(&self, error: &watcher::Error, pause: Duration) -> bool {
-        let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error else { return false };
-        match self {
-            Unseen::Wait => false,
-            Unseen::NoneIfUnknown => status.code == 404,
-            Unseen::IfForbidden(_) => status.code == 403 && pause >= LONGEST_PAUSE,
+/// The code of a refusal to show anything at all, of which a later try most likely hears again.
+fn refusal(error: &watcher::Error) -> Option<u16> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
+            Some(status.code).filter(|code| [403, 404].contains(code))
         }
+        _ => None,
     }
+}
 
-    fn into_objects(self) -> Vec<T> {
+impl<T: Clone> Unseen<T> {
+    /// What takes the place of objects that cannot be listed; `None`: they are waited for, or what was seen stays. `pause` says
+    /// for how long it has failed.
+    fn in_place(&self, refusal: Option<u16>, is_first: bool, pause: Duration) -> Option<Vec<T>> {
         match self {
-            Unseen::Wait | Unseen::NoneIfUnknown => Vec::new(),
-            Unseen::IfForbidden(object) => vec![object],
+            Unseen::NoneIfUnknown if is_first && refusal == Some(404) => Some(Vec::new()),
+            Unseen::IfForbidden(object) if refusal == Some(403) && pause >= LONGEST_PAUSE => Some(vec![object.clone()]),
+            _ => None,
         }
     }
 }

@@ -2,16 +2,19 @@
 
 use std::time::Duration;
 
+use http::{Request, Response};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kerf_controller::features::Counters;
 use kerf_controller::index::{Feed as _, Index, SharedIndex};
 use kerf_controller::liveness::Now;
 use kerf_controller::policy::LayoutFile;
-use kerf_controller::watch::{Start, Unseen, feed};
+use kerf_controller::watch::{Interruption, Start, Unseen, feed};
 use kerf_telemetry::Readiness;
-use kube::Api;
+use kube::client::Body;
 use kube::runtime::watcher::Config;
+use kube::{Api, Client};
 use serde_json::json;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::api_server::ApiServer;
@@ -30,7 +33,8 @@ async fn refused(code: u16, unseen: Unseen<LayoutFile>, time: Duration) -> (Vec<
     let start = Start { pending: readiness.wait_for(WHAT), unseen };
     let api = Api::<ConfigMap>::namespaced(server.client(), "gone");
     let read = |object: ConfigMap| LayoutFile::read(&object);
-    let feeding = tokio::spawn(feed(index.clone(), api, Config::default(), read, start, |_| {}, stop.clone()));
+    let interrupted = |_: Interruption<'_>| {};
+    let feeding = tokio::spawn(feed(index.clone(), api, Config::default(), read, start, interrupted, stop.clone()));
     tokio::time::sleep(time).await;
     let waits = readiness.pending();
     stop.cancel();
@@ -62,4 +66,50 @@ async fn what_is_needed_is_waited_for() {
     let (waits, _) = refused(404, Unseen::NoneIfUnknown, Duration::from_secs(1)).await;
     assert!(waits.is_empty(), "{waits:?}");
     assert_eq!(refused(403, Unseen::NoneIfUnknown, Duration::from_secs(60)).await.0, [WHAT]);
+}
+
+/// A controller that runs says the same as one that starts anew, and asks for nothing else because of it.
+#[tokio::test(start_paused = true)]
+async fn a_right_that_is_lost_is_as_one_that_never_was() {
+    let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    tokio::spawn(async move {
+        let list =
+            json!({"apiVersion": "v1", "kind": "ConfigMapList", "metadata": {"resourceVersion": "1"}, "items": []});
+        let refusal =
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "reason": "Forbidden"});
+        let mut answer = Some(list);
+        while let Some((_, reply)) = requests.next_request().await {
+            let code = if answer.is_some() { 200 } else { 403 };
+            let body = answer.take().unwrap_or_else(|| refusal.clone());
+            let body = Body::from(serde_json::to_vec(&body).unwrap());
+            reply.send_response(Response::builder().status(code).body(body).unwrap());
+        }
+    });
+    let index = SharedIndex::new(Index::new(DRIVER, true));
+    let layout = policy("p", json!({"offer": "Layout", "layout": {"name": "mixed"}}));
+    index.update(|index| index.apply(layout, Now::read()));
+    let said = || {
+        let mut said = String::new();
+        index.update(|index| said.clone_from(&index.reports(Now::read())[0].status.conditions[0].message));
+        said
+    };
+    let (readiness, stop) = (Readiness::default(), CancellationToken::new());
+    let unseen = Unseen::IfForbidden(LayoutFile::forbidden("gone", "layouts"));
+    let start = Start { pending: readiness.wait_for(WHAT), unseen };
+    let api = Api::<ConfigMap>::namespaced(Client::new(service, "default"), "gone");
+    let read = |object: ConfigMap| LayoutFile::read(&object);
+    let (told, mut hears) = mpsc::unbounded_channel();
+    let interrupted = move |how: Interruption<'_>| told.send(matches!(how, Interruption::StillRefused(_))).unwrap();
+    tokio::spawn(feed(index.clone(), api, Config::default(), read, start, interrupted, stop.clone()));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(readiness.pending().is_empty() && said().contains("there is no layout file"), "{}", said());
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert!(said().contains("the controller has no right to read ConfigMap gone/layouts"), "{}", said());
+    stop.cancel();
+    let mut told = Vec::new();
+    while let Some(is_old) = hears.recv().await {
+        told.push(is_old);
+    }
+    assert_eq!(told.iter().filter(|is_old| !**is_old).count(), 1, "it is news once: {told:?}");
+    assert!(told.len() > 10, "{told:?}");
 }
