@@ -2,6 +2,7 @@
 //! beside kerf's.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -40,19 +41,32 @@ async fn from_the_device_plugin_to_kerf_and_back() {
         }
         let outcome = device_plugin(world).await;
         let tidied = tidy(world, &[MOVED]);
-        let forgotten = kubelet_forgets(world).await;
-        outcome.and(tidied).and(forgotten)
+        // The way may not have been gone to its end.
+        let forgotten = remove_checkpoint(world);
+        let restarted = restarts::restart_kubelet(world).await;
+        outcome.and(tidied).and(forgotten).and(restarted)
     })
     .await;
 }
 
 /// Kubernetes up to 1.37 keeps on the node what the device plugin gave out last, until another of its devices is asked for. Five
 /// minutes after the plugin is gone it starts no container that asks for the same resource of kerf ("endpoint not found in cache
-/// for a registered resource", pkg/kubelet/cm/devicemanager). No pod has a device of it here, so the file tells of none.
-async fn kubelet_forgets(world: &World) -> Result<()> {
+/// for a registered resource", pkg/kubelet/cm/devicemanager). No pod has a device of it here, so the file tells of none. kerf is not
+/// on the node yet: there are no slices that come back.
+fn kubelet_forgets(world: &World) -> Result<()> {
+    remove_checkpoint(world)?;
+    world.cluster.tool(&["restart", "kubelet"])
+}
+
+/// A kubelet that had no device plugin since it forgot the last one may have written none.
+fn remove_checkpoint(world: &World) -> Result<()> {
     let file = world.cluster.node()?.kubelet_root.join("device-plugins/kubelet_internal_checkpoint");
-    std::fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
-    restarts::restart_kubelet(world).await
+    match std::fs::remove_file(&file) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", file.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 async fn device_plugin(world: &mut World) -> Result<()> {
@@ -75,8 +89,10 @@ async fn device_plugin(world: &mut World) -> Result<()> {
     world.kerf.rolled_out(Part::Controller).await?;
     // 2. Empty the node.
     drain(world)?;
-    // 3. Take the device plugin off: the kubelet reports 0.
+    // 3. Take the device plugin off: the kubelet reports 0, and goes on doing so when it has forgotten the plugin.
     plugin.terminate().await?;
+    allocatable(world, &[(slice, "0"), (gpu, "0")]).await?;
+    kubelet_forgets(world)?;
     allocatable(world, &[(slice, "0"), (gpu, "0")]).await?;
     // 4. Give the node to kerf. Its slices are kept.
     policy::label(world, &format!("{MOVED}=yes"))?;
@@ -100,6 +116,7 @@ async fn device_plugin(world: &mut World) -> Result<()> {
     drain(world)?;
     plugin.terminate().await?;
     allocatable(world, &[(slice, "0"), (gpu, "0")]).await?;
+    kubelet_forgets(world)?;
     policy::label(world, &format!("{MOVED}=yes"))?;
     world.kerf.upgrade(&["--set-string", NODES, "--set", "foreignInstances=delete"])?;
     world.kerf.registered().await?;
