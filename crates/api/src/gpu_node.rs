@@ -143,7 +143,7 @@ pub enum GpuOffer {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Withheld {
-    /// One CamelCase word for programs: `MigModePending`, `Unreadable`, `Lost`, ...
+    /// One CamelCase word for programs: `MigModePending`, `Unreadable`, ...
     pub reason: String,
     /// One sentence for a person: what was found and what to do.
     pub message: String,

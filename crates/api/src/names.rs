@@ -7,7 +7,7 @@ pub const DRIVER_NAME: &str = "gpu.nvidia.com";
 /// API group of kerf's own resources.
 pub const GROUP: &str = "kerf.dev";
 
-/// The namespace kerf's programs, leases and Events about nodes live in, unless told otherwise.
+/// The namespace kerf's programs and leases live in, unless told otherwise.
 pub const NAMESPACE: &str = "kerf-system";
 
 /// Value of the label [`LABEL_MANAGED_BY`] on everything the controller writes.
