@@ -40,16 +40,27 @@ pub(crate) fn http_address(log: &str) -> Option<SocketAddr> {
     Some(serving["address"].as_str().unwrap().parse().unwrap())
 }
 
+/// Fails unless the page names everything that a program waits for, given what `/readyz` answers.
+pub(crate) fn is_named_on_page(waiting: &str) {
+    let page = page();
+    for what in waiting.trim().strip_prefix("waiting for: ").unwrap().split(", ") {
+        assert!(page.contains(&format!("`{what}`")), "docs/metrics.md should say that {what} is waited for");
+    }
+}
+
 /// Fails unless the page lists for a program exactly what it registers: name, type, labels, unit and meaning.
 pub(crate) fn compare_with_page(program: &str, registry: &Registry) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
-    let page = std::fs::read_to_string(path).unwrap();
+    let page = page();
     let (begin, end) = (format!("<!-- {program}:begin -->\n"), format!("<!-- {program}:end -->"));
     let listed = page.split_once(&begin).and_then(|(_, rest)| Some(rest.split_once(&end)?.0)).unwrap_or_default();
     let mut registered = String::new();
     encode(&mut registered, registry).unwrap();
     let registered = table(&registered);
     assert!(listed.trim() == registered.trim(), "docs/metrics.md should say of {program}:\n\n{registered}");
+}
+
+fn page() -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md")).unwrap()
 }
 
 /// Metrics in OpenMetrics text as a table of the page. Each must have a series: the labels are taken from there.

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 
 use crate::fixtures::DRIVER;
-use crate::testing::{compare_with_page, get, http_address, lines};
+use crate::testing::{compare_with_page, get, http_address, is_named_on_page, lines};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -76,6 +76,7 @@ fn it_tells_what_it_waits_for() {
     let waiting = "waiting for: API server features, DeviceClasses, GpuNodes, GpuPolicies, Leases, Nodes, ResourceClaims, \
                    ResourceSlices, the layouts' ConfigMap\n";
     assert_eq!(get(address, "/readyz"), (503, waiting.into()));
+    is_named_on_page(waiting);
     let unavailable = |metrics: &str| {
         let count = metrics.lines().find_map(|line| line.strip_prefix("kerf_errors_total{class=\"unavailable\"} "));
         count.unwrap().parse::<u64>().unwrap()

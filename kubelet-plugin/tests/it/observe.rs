@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::engine_node::Node;
 use crate::program::Plugin;
-use crate::testing::{compare_with_page, get, http_address, lines};
+use crate::testing::{compare_with_page, get, http_address, is_named_on_page, lines};
 
 const ANY: [&str; 2] = ["--http-address", "127.0.0.1:0"];
 
@@ -51,6 +51,7 @@ async fn ready_is_a_plugin_that_kubelet_and_api_server_know() {
     assert_eq!(get(address, "/healthz"), (200, "ok\n".into()));
     let waiting = "waiting for: GpuNode in the API server, registration with the kubelet\n";
     plugin.answers(address, "/readyz", 503, waiting).await;
+    is_named_on_page(waiting);
     plugin.answers(address, "/metrics", 200, "\nkerf_registered 0\n").await;
 
     plugin.api.set_failing(true);
