@@ -200,10 +200,10 @@ pub async fn run(args: Args) -> Result<(), RunError> {
         parts.start("serves /readyz and /metrics", fine(serving));
     }
 
-    // Leadership is given up after the last write, not before.
+    // Leadership is given up after the last write, not before. Who could not write yet leaves it to others.
     let stop_leading = CancellationToken::new();
     let candidate = Candidate::new(store, &identity, leading, vacant, Timestamp::now, random);
-    parts.start("elects a leader", fine(candidate.run(stop_leading.clone())));
+    parts.start("elects a leader", once_listed(&readiness, &stop, candidate.run(stop_leading.clone())));
 
     let steward =
         Steward { client: client.clone(), index: index.clone(), leading: is_leading.clone(), metrics: metrics.clone() };

@@ -14,6 +14,7 @@ mod observe;
 mod offering;
 mod policy;
 mod probe;
+mod program;
 mod remove;
 mod steward;
 #[path = "../../../crates/telemetry/testing.rs"]
