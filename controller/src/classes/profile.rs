@@ -12,10 +12,15 @@ const LONGEST: usize = 32;
 /// The most classes. A cluster of every product there is has two dozen profiles; a node's word makes no more than this.
 const MOST: usize = 128;
 
+/// The most profiles of one node that are looked at: a node of several products has a dozen. Nobody's invented names fill
+/// [`MOST`] and push out those of other nodes.
+const MOST_OF_A_NODE: usize = 32;
+
 /// The profiles that some node's GPUs can be cut into now; where a cluster claims more than a sane number, those that most
 /// nodes have.
 ///
-/// What a node reports becomes names and a CEL expression, so what is no profile's name is passed over.
+/// What a node reports becomes names and a CEL expression, so what is no profile's name is passed over, and of two that would
+/// have the same class one is.
 pub fn offered<'a>(gpu_nodes: impl IntoIterator<Item = &'a GpuNode>) -> BTreeSet<String> {
     let mut nodes: BTreeMap<&str, usize> = BTreeMap::new();
     for gpu_node in gpu_nodes {
@@ -23,13 +28,20 @@ pub fn offered<'a>(gpu_nodes: impl IntoIterator<Item = &'a GpuNode>) -> BTreeSet
         let cut = gpus.filter(|gpu| matches!(gpu.offer, GpuOffer::Partitions | GpuOffer::WholeOrPartitions));
         let profiles = cut.filter_map(|gpu| gpu.mig.as_ref()).flat_map(|mig| &mig.profiles);
         let placed = profiles.filter(|profile| !profile.placements.is_empty() && is_profile(&profile.name));
-        let names: BTreeSet<&str> = placed.map(|profile| profile.name.as_str()).collect();
+        let mut names = BTreeSet::new();
+        for name in placed.map(|profile| profile.name.as_str()) {
+            if names.len() < MOST_OF_A_NODE {
+                names.insert(name);
+            }
+        }
         for name in names {
             *nodes.entry(name).or_default() += 1;
         }
     }
     let mut names: Vec<(&str, usize)> = nodes.into_iter().collect();
     names.sort_by(|(a, many), (b, more)| more.cmp(many).then(a.cmp(b)));
+    let mut kinds = BTreeSet::new();
+    names.retain(|(name, _)| kinds.insert(kind(name)));
     names.into_iter().take(MOST).map(|(name, _)| name.to_owned()).collect()
 }
 
@@ -51,10 +63,13 @@ pub(crate) fn kind(profile: &str) -> String {
     format!("mig-{}", profile.replace('+', "."))
 }
 
-/// Whether this can be the name of a profile: `1g.10gb`, `1g.10gb+me.all`, `1g.24gb-me`.
+/// Whether this can be the name of a profile: `1g.10gb`, `1g.10gb+me.all`, `1g.24gb-me`. It has one dot before what follows the
+/// sizes: `1g.10gb.me` would have the class of `1g.10gb+me`.
 pub(crate) fn is_profile(name: &str) -> bool {
+    let sizes = name.split(['+', '-']).next().unwrap_or_default();
     name.len() <= LONGEST
         && name.starts_with(|c: char| c.is_ascii_digit())
+        && sizes.matches('.').count() == 1
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'+' | b'-'))
         && kind(name).split('.').all(is_dns_label)
 }
@@ -83,8 +98,18 @@ mod tests {
     #[test]
     fn what_is_no_name_of_a_profile_is_passed_over() {
         let long = format!("1g.{}gb", "0".repeat(LONGEST));
-        for name in ["", "MIG 1g.10gb", "1G.10GB", "1g.10gb\" || true", "1g..10gb", "1g.10gb+", "-1g", "g.10gb", &long]
-        {
+        for name in [
+            "",
+            "MIG 1g.10gb",
+            "1G.10GB",
+            "1g.10gb\" || true",
+            "1g..10gb",
+            "1g.10gb+",
+            "1g.10gb.me",
+            "-1g",
+            "g.10gb",
+            &long,
+        ] {
             assert!(!is_profile(name), "{name}");
         }
     }

@@ -174,7 +174,27 @@ fn a_hostile_node_makes_no_odd_class() {
     assert_eq!(names, offered([&node("n", vec![gpu("h100-80gb", 0x3b)])]));
     let profiles = &mut odd.mig.as_mut().unwrap().profiles;
     profiles.extend((0..500).map(|many| kerf_api::MigProfile { name: format!("{many}g.1gb"), ..template.clone() }));
-    let all = offered([&node("n", vec![odd]), &node("m", vec![gpu("h100-80gb", 0x3b)])]);
-    assert_eq!(all.len(), 128);
+    let all = offered([&node("n", vec![odd.clone()]), &node("m", vec![gpu("h100-80gb", 0x3b)])]);
+    assert_eq!(all.len(), 32);
     assert!(names.is_subset(&all), "what more nodes have comes first");
+    odd.mig.as_mut().unwrap().profiles.drain(..7);
+    let mut other = gpu("a30", 0x3b);
+    other.offer = GpuOffer::Partitions;
+    let a30 = offered([&node("m", vec![other.clone()])]);
+    let all = offered([&node("n", vec![odd]), &node("m", vec![other])]);
+    assert!(!a30.is_empty() && a30.is_subset(&all), "what one other node has is pushed out by nobody: {all:?}");
+}
+
+/// Else each of the two would make the class its own, in turn.
+#[test]
+fn one_class_has_one_profile() {
+    let mut odd = gpu("h100-80gb", 0x3b);
+    let names = offered([&node("n", vec![odd.clone()])]);
+    let profiles = &mut odd.mig.as_mut().unwrap().profiles;
+    let template = profiles[0].clone();
+    for name in ["1g.10gb.me", "1g.10gb+me+all", "1g.10gb+me.all"] {
+        profiles.push(kerf_api::MigProfile { name: name.into(), ..template.clone() });
+    }
+    let mut all = offered([&node("n", vec![odd])]);
+    assert!(all.remove("1g.10gb+me+all") && all == names, "{all:?}");
 }
