@@ -27,6 +27,7 @@ pub mod leader;
 pub mod liveness;
 pub mod meaning;
 pub mod metrics;
+mod naming;
 pub mod policy;
 pub mod probe;
 mod quantity;

@@ -112,7 +112,8 @@ fn tainted() -> Device {
 
 fn slice(driver: &str, set: Option<CounterSet>, device: Option<Device>) -> ResourceSlice {
     ResourceSlice {
-        metadata: ObjectMeta { name: Some(format!("{NOWHERE}-{driver}")), ..ObjectMeta::default() },
+        // Under a name that nobody can foresee and take: a dry run meets what is there.
+        metadata: ObjectMeta { generate_name: Some(format!("{NOWHERE}-{driver}-")), ..ObjectMeta::default() },
         spec: ResourceSliceSpec {
             driver: driver.to_owned(),
             pool: ResourcePool { name: NOWHERE.to_owned(), generation: 1, resource_slice_count: 1 },

@@ -10,7 +10,7 @@ use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kerf_api::{GpuNode, names};
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -24,6 +24,7 @@ use crate::index::{Decision, SharedIndex, Verdict};
 use crate::liveness::Now;
 use crate::meaning::Meaning;
 use crate::metrics::{Metrics, Verb};
+use crate::naming::{apart, keep_names};
 use crate::probe::{kept_counters, kept_taints};
 use crate::queue::{Outcome, Queue};
 use crate::render::{Remark, Rendering, render};
@@ -270,7 +271,9 @@ impl Writer {
                 slice.meaning = *meant;
             }
         }
-        let plan = diff(rendering.slices, &observed);
+        let mut slices = rendering.slices;
+        keep_names(&mut slices, &observed);
+        let plan = diff(slices, &observed);
         if !plan.is_empty() {
             info!(deleting = plan.delete.len(), writing = plan.write.len(), "publishing devices");
         }
@@ -314,12 +317,21 @@ impl Writer {
 
     async fn write(&self, write: &Write, memory: &mut Memory) -> Result<(), WriteError> {
         let wanted = write.slice();
-        let name = wanted.metadata.name.clone().unwrap_or_default();
+        let mut name = wanted.metadata.name.clone().unwrap_or_default();
         let params = PostParams { dry_run: false, field_manager: Some(names::CONTROLLER.to_owned()) };
         let api = self.api();
         let stored = match write {
             Write::Update(slice) => self.request(Verb::Update, &name, api.replace(&name, &params, slice)).await?,
-            Write::Create(slice) => self.request(Verb::Create, &name, api.create(&params, slice)).await?,
+            Write::Create(slice) => match self.request(Verb::Create, &name, api.create(&params, slice)).await {
+                Err(error) if error.is_conflict() && self.is_anothers(slice).await? => {
+                    name = apart(&name);
+                    warn!(error = &error as &dyn std::error::Error, instead = %name, "somebody else has taken the name of a slice");
+                    let mut slice = slice.clone();
+                    slice.metadata.name = Some(name.clone());
+                    self.request(Verb::Create, &name, api.create(&params, &slice)).await?
+                }
+                created => created?,
+            },
         };
         let observed = Observed::from(&stored);
         memory.accepted.remove(&name);
@@ -337,6 +349,21 @@ impl Writer {
         }
         self.index.lock().written(observed);
         dropped.map_or(Ok(()), Err)
+    }
+
+    /// Whether the name that a slice shall have is that of a slice of another driver or node.
+    async fn is_anothers(&self, slice: &ResourceSlice) -> Result<bool, WriteError> {
+        let name = slice.metadata.name.clone().unwrap_or_default();
+        let only_it = ListParams::default().fields(&format!("metadata.name={name}"));
+        let action = "look at the name of";
+        match tokio::time::timeout(PATIENCE, self.api().list(&only_it)).await {
+            Ok(Ok(found)) => Ok(found
+                .items
+                .iter()
+                .any(|found| found.spec.driver != slice.spec.driver || found.spec.node_name != slice.spec.node_name)),
+            Ok(Err(source)) => Err(WriteError::Request { action, name, source }),
+            Err(_) => Err(WriteError::Timeout { action, name }),
+        }
     }
 
     async fn request<T>(

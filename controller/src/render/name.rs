@@ -4,8 +4,10 @@ use std::fmt::Write as _;
 
 use sha1::{Digest, Sha1};
 
-/// The longest name of an object, a DNS subdomain.
-const LONGEST: usize = 253;
+use crate::naming;
+
+/// The longest name: of an object, a DNS subdomain, less what a name has more that had to give way to another's.
+const LONGEST: usize = 253 - naming::LONGER;
 
 /// The longest `part`: a DNS label, a dash and two digits.
 const LONGEST_PART: usize = 63 + 3;
@@ -50,17 +52,17 @@ mod tests {
         let driver = "gpu.nvidia.com";
         let name = |node: &str| slice(node, driver, 2, "gpu-0001-3b-00-0");
         assert_eq!(name("n"), "n-gpu.nvidia.com-002-gpu-0001-3b-00-0");
-        let longest_kept = 253 - "-gpu.nvidia.com-002-".len() - 66;
+        let longest_kept = 244 - "-gpu.nvidia.com-002-".len() - 66;
         for length in [longest_kept, longest_kept + 1, 253] {
             let [a, b] = ["a", "b"].map(|end| name(&format!("{}{end}", "x.".repeat(127)[..length - 1].to_owned())));
-            assert!(a.len() <= 253, "{a}");
+            assert!(a.len() <= 244, "{a}");
             assert_ne!(a, b);
             assert!(!a.contains("..") && !a.contains(".-") && !a.contains("-."), "every part is a DNS label: {a}");
             assert!(a.ends_with("-gpu.nvidia.com-002-gpu-0001-3b-00-0"));
             let node = "x.".repeat(126);
             let ordered = [(0, "z".repeat(66)), (1, "g".repeat(66)), (1, "h".into()), (2, "a".into())];
             let names = ordered.map(|(rank, part)| slice(&node, driver, rank, &part));
-            assert!(names.is_sorted() && names.iter().all(|name| name.len() <= 253), "{names:?}");
+            assert!(names.is_sorted() && names.iter().all(|name| name.len() <= 244), "{names:?}");
         }
     }
 

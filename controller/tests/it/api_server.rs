@@ -120,6 +120,12 @@ impl State {
                 let dry_run = uri.query().is_some_and(|query| query.contains("dryRun=All"));
                 self.create(serde_json::from_value(body).unwrap(), dry_run)
             }
+            (&Method::GET, ["apis", "resource.k8s.io", "v1", "resourceslices"]) => {
+                let query = uri.query().unwrap();
+                let name = query.split_once("metadata.name%3D").unwrap().1.split('&').next().unwrap();
+                let items: Vec<&ResourceSlice> = self.slices.get(name).into_iter().collect();
+                (200, json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items}))
+            }
             (&Method::PUT, ["apis", "resource.k8s.io", "v1", "resourceslices", name]) => {
                 self.replace(name, serde_json::from_value(body).unwrap())
             }
@@ -226,7 +232,9 @@ impl State {
     }
 
     fn create(&mut self, mut slice: ResourceSlice, dry_run: bool) -> Answer {
-        let name = slice.metadata.name.clone().unwrap();
+        let generate = || format!("{}{}", slice.metadata.generate_name.as_ref().unwrap(), self.resource_version);
+        let name = slice.metadata.name.clone().unwrap_or_else(generate);
+        slice.metadata.name = Some(name.clone());
         self.drop_fields(&mut slice.spec);
         if let Err(problem) = self.validate(&slice.spec) {
             return failure(422, &problem);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use kerf_controller::features::{Counters, ServerFeatures};
 use kerf_controller::metrics::Metrics;
 use kerf_controller::probe::{keep_probing, probe};
@@ -35,6 +36,14 @@ async fn extended_resources_are_tried_apart() {
     server.state().extended_resources = false;
     assert!(!probe(&server.client(), DRIVER).await.unwrap().extended_resources);
     assert!(server.state().classes.is_empty(), "nothing is left behind");
+}
+
+/// A kubelet may create slices of its node under any name.
+#[tokio::test]
+async fn a_name_that_is_taken_keeps_nobody_from_trying() {
+    let server = ApiServer::new(Counters::Separate);
+    server.state().slices.insert(format!("kerf-probe-{DRIVER}"), ResourceSlice::default());
+    probe(&server.client(), DRIVER).await.unwrap();
 }
 
 /// A refusal to let us try says nothing about counters.

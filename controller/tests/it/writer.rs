@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::jiff::Timestamp;
 use kerf_api::{Gpu, GpuNode, names};
 use kerf_controller::diff::Observed;
@@ -127,6 +128,43 @@ fn offers(count: usize) -> impl Fn(&State) -> bool {
             && server.slices.len() as i64 == server.slices.values().next().unwrap().spec.pool.resource_slice_count
             && server.pool("n").len() == count
     }
+}
+
+/// A kubelet may create slices of its node under any name.
+#[tokio::test(start_paused = true)]
+async fn a_node_is_published_though_another_has_taken_its_names() {
+    let names: Vec<String> = {
+        let world = World::new(Counters::Separate, Counters::Separate);
+        world.node(vec![gpu("h100-80gb", 1), gpu("l40s", 2)]);
+        world.until("published", offers(27)).await;
+        world.server.state().slices.keys().cloned().collect()
+    };
+    let world = World::new(Counters::Separate, Counters::Separate);
+    for name in &names {
+        let mut taken = ResourceSlice::default();
+        taken.metadata.name = Some(name.clone());
+        (taken.spec.driver, taken.spec.node_name) = ("x.example".into(), Some("thief".into()));
+        world.server.state().slices.insert(name.clone(), taken);
+    }
+    world.node(vec![gpu("h100-80gb", 1), gpu("l40s", 2)]);
+    world.until("published", |state| state.slices.len() == 2 * names.len()).await;
+    assert_eq!(world.server.state().pool("n").len(), 27);
+    let ours = |name: &String| names.iter().any(|taken| name.starts_with(&format!("{taken}-")));
+    let found: Vec<String> = world.server.state().slices.keys().filter(|name| ours(name)).cloned().collect();
+    assert_eq!(found.len(), names.len(), "their order is that of the names they should have: {found:?}");
+    world.relist();
+    assert_eq!(world.quiet().await, [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slice_that_the_watch_has_not_shown_yet_is_not_made_twice() {
+    let world = World::new(Counters::Separate, Counters::Separate);
+    world.node(vec![gpu("h100-80gb", 1)]);
+    world.until("published", offers(26)).await;
+    let before: Vec<String> = world.server.state().slices.keys().cloned().collect();
+    world.index.update(|index| index.reset(Vec::<Observed>::new(), Now::read()));
+    world.live(5).await;
+    assert_eq!(world.server.state().slices.keys().cloned().collect::<Vec<_>>(), before);
 }
 
 #[tokio::test(start_paused = true)]
