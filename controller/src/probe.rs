@@ -16,7 +16,7 @@ use kerf_telemetry::Pending;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -37,6 +37,9 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(600);
 /// Pause after a doubt or a failure, so that a server that just restarts is not pressed.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// How long a round of tries may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Tries what the API server supports.
 ///
@@ -186,12 +189,21 @@ pub async fn keep_probing(
             pending = None;
             Ok(())
         };
-        let Some(outcome) = stop.run_until_cancelled(round).await else { return };
-        doubted = outcome.is_err();
-        if let Err(error) = outcome {
-            metrics.failed(Class::of(&error));
-            let error = &error as &dyn std::error::Error;
-            warn!(error, "cannot find out what the API server supports; trying again in {pause:?}");
+        let Some(outcome) = stop.run_until_cancelled(timeout(PATIENCE, round)).await else { return };
+        doubted = !matches!(outcome, Ok(Ok(())));
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                metrics.failed(Class::of(&error));
+                let error = &error as &dyn std::error::Error;
+                warn!(error, "cannot find out what the API server supports; trying again in {pause:?}");
+            }
+            Err(_) => {
+                metrics.failed(Class::Unavailable);
+                warn!(
+                    "cannot find out what the API server supports: no answer within {PATIENCE:?}; trying again in {pause:?}"
+                );
+            }
         }
         if doubted {
             stop.run_until_cancelled(tokio::time::sleep(pause)).await;
@@ -199,7 +211,7 @@ pub async fn keep_probing(
             continue;
         }
         pause = PAUSE;
-        let doubts = tokio::time::timeout(VERSION_INTERVAL, doubt.notified());
+        let doubts = timeout(VERSION_INTERVAL, doubt.notified());
         if let Some(Ok(())) = stop.run_until_cancelled(doubts).await {
             doubted = true;
             stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;

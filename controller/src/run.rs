@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -36,9 +37,16 @@ use crate::policy::{LayoutFile, Policy, Steward};
 use crate::probe::keep_probing;
 use crate::remove::{RemoveError, is_taken, remove};
 use crate::upkeep::Wakes;
-use crate::watch::{Interruption, Start, Unseen, feed};
+use crate::watch::{Interruption, Start, TURN, Unseen, feed};
 use crate::webhook::{self, Webhook, WebhookError};
 use crate::writer::Writer;
+
+/// How long a connection to the API server may take to come about.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// How long the API server may say nothing on a connection: it is taken for dead then, be it in the middle of a list. A watch has its turn
+/// in this time, and 5 s more.
+const SILENCE: Duration = Duration::from_secs(TURN as u64 + 15);
 
 /// Why the controller cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -324,7 +332,7 @@ impl Parts {
 }
 
 async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, RunError> {
-    let config = match kubeconfig {
+    let mut config = match kubeconfig {
         Some(path) => {
             let failed = |source| RunError::Kubeconfig { path: path.clone(), source };
             let file = Kubeconfig::read_from(&path).map_err(failed)?;
@@ -332,6 +340,8 @@ async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, RunError> {
         }
         None => Config::incluster().map_err(|source| RunError::InCluster { source })?,
     };
+    config.connect_timeout = Some(CONNECT);
+    config.read_timeout = Some(SILENCE);
     Client::try_from(config).map_err(|source| RunError::Client { source })
 }
 

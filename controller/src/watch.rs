@@ -21,6 +21,10 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// The longest pause: an API server that is back shall not wait long for its watches.
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
+/// How long the API server lets a watch run, in seconds; then it is begun anew where it ended. A watch whose connection is dead looks
+/// like one that has nothing to show: kube gives it up 5 s after this time, and until then nothing is seen.
+pub const TURN: u32 = 30;
+
 /// How a watch begins.
 pub struct Start<T> {
     /// Dropped when the index has seen everything for the first time.
@@ -73,7 +77,7 @@ pub async fn feed<K, T>(
     let mut refused = None;
     let mut listed = Vec::new();
     let mut pause = PAUSE;
-    let events = watch(api, config).take_until(stop.clone().cancelled_owned());
+    let events = watch(api, config.timeout(TURN)).take_until(stop.clone().cancelled_owned());
     pin_mut!(events);
     while let Some(event) = events.next().await {
         let now = Now::read();

@@ -42,6 +42,7 @@ pub use keeper::Keeper;
 pub use review::{Judge, NoReview};
 
 use crate::metrics::Metrics;
+use crate::watch::TURN;
 
 /// What this process is not ready without. Slices are written without it.
 pub const PENDING: &str = "webhook certificate";
@@ -112,7 +113,7 @@ impl Webhook {
         let identity = Identity::make(&host, LIFETIME)?;
         let (serving, served) = watch::channel(identity.server.clone());
         let api = Api::<ValidatingWebhookConfiguration>::all(client);
-        let own = watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let own = watcher::Config::default().timeout(TURN).fields(&format!("metadata.name={name}"));
         let events = watcher(api.clone(), own);
         let keeper = Keeper { api, name, identity, renew: Box::new(move || Identity::make(&host, LIFETIME)), serving };
         let keeping = keeper.run(events, metrics.clone(), pending, stop.clone());

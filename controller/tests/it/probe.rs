@@ -8,6 +8,8 @@ use kerf_controller::features::{Counters, ServerFeatures};
 use kerf_controller::metrics::Metrics;
 use kerf_controller::probe::{keep_probing, probe};
 use kerf_telemetry::Readiness;
+use kube::Client;
+use kube::client::Body;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -54,6 +56,20 @@ async fn no_answer_is_no_knowledge() {
         server.state().refuses = Some(code);
         assert!(probe(&server.client(), DRIVER).await.is_err());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_says_nothing_is_asked_again() {
+    let (service, mut requests) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+    let (features, _known) = watch::channel(None);
+    let (readiness, stop) = (Readiness::default(), CancellationToken::new());
+    let pending = readiness.wait_for("features");
+    let (client, doubt) = (Client::new(service, "default"), Arc::new(Notify::new()));
+    tokio::spawn(keep_probing(client, DRIVER.into(), features, pending, doubt, Metrics::default(), stop.clone()));
+    let _first = requests.next_request().await.unwrap();
+    let again = tokio::time::timeout(Duration::from_secs(90), requests.next_request()).await;
+    assert!(again.is_ok_and(|request| request.is_some()));
+    stop.cancel();
 }
 
 #[tokio::test(start_paused = true)]

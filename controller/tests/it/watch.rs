@@ -1,8 +1,12 @@
 //! What the index is shown when the API server refuses to show anything.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use http::{Request, Response};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Bytes, Frame};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kerf_controller::features::Counters;
 use kerf_controller::index::{Feed as _, Index, SharedIndex};
@@ -55,6 +59,36 @@ async fn a_right_that_does_not_come_is_not_waited_for() {
     let unknown = "there is no layout \"mixed\": there is no layout file";
     assert_eq!(refused(403, forbidden(), Duration::from_secs(2)).await, (vec![WHAT], unknown.to_owned()));
     assert_eq!(refused(500, forbidden(), Duration::from_secs(60)).await, (vec![WHAT], unknown.to_owned()));
+}
+
+/// Nothing tells a watch whose connection is dead from a quiet one.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_shows_nothing_is_begun_anew() {
+    let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<BoxBody<Bytes, Infallible>>>();
+    let (begun, mut begins) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Some((request, reply)) = requests.next_request().await {
+            let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": []});
+            let body = if request.uri().query().unwrap().contains("watch=true") {
+                begun.send(request.uri().to_string()).unwrap();
+                let nothing = futures::stream::pending::<Result<Frame<Bytes>, Infallible>>();
+                BodyExt::boxed(StreamBody::new(nothing))
+            } else {
+                BodyExt::boxed(Full::new(Bytes::from(list.to_string())))
+            };
+            reply.send_response(Response::new(body));
+        }
+    });
+    let (readiness, stop) = (Readiness::default(), CancellationToken::new());
+    let start = Start { pending: readiness.wait_for(WHAT), unseen: Unseen::Wait };
+    let api = Api::<ConfigMap>::namespaced(Client::new(service, "default"), "kerf");
+    let read = |object: ConfigMap| LayoutFile::read(&object);
+    let index = SharedIndex::new(Index::new(DRIVER, true));
+    tokio::spawn(feed(index, api, Config::default(), read, start, |_| {}, stop.clone()));
+    begins.recv().await.unwrap();
+    let again = tokio::time::timeout(Duration::from_secs(40), begins.recv()).await.unwrap().unwrap();
+    assert!(again.contains("timeoutSeconds=30"), "a server that lives ends it before: {again}");
+    stop.cancel();
 }
 
 #[tokio::test(start_paused = true)]
