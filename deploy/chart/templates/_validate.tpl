@@ -33,6 +33,9 @@ What the schema cannot say in words that help: each check names the value, what 
     {{- fail (printf "%s.digest: %q is no digest, which is sha256: and 64 hexadecimal digits" $name $image.digest) -}}
   {{- end -}}
 {{- end -}}
+{{- if and .Values.webhook.enabled (eq (int $v.webhook.port) 8080) -}}
+  {{- fail "webhook.port: 8080 is the controller's own, for probes and metrics: take another, such as 8443" -}}
+{{- end -}}
 {{- if and .Values.webhook.enabled (gt (int $v.controller.replicas) 4) -}}
   {{- fail (printf "controller.replicas: %v with webhook.enabled, which allows 4: the API server trusts 8 certificates, and a controller that renews its own has two" $v.controller.replicas) -}}
 {{- end -}}
