@@ -102,13 +102,14 @@ pub fn plan(driver: &str, profiles: &BTreeSet<String>, there: &BTreeMap<String, 
         };
         let class = class(driver, profile, resource.filter(|_| note.is_none()));
         match found {
-            None => plan.create.push(class.clone()),
+            None => plan.create.push(class),
             Some(found) if found.spec != class.spec => {
-                plan.update.push(DeviceClass { metadata: found.metadata.clone(), spec: class.spec.clone() });
+                plan.update.push(DeviceClass { metadata: found.metadata.clone(), spec: class.spec });
             }
             Some(_) => {}
         }
-        plan.notes.extend(note.map(|note| (class, note)));
+        // Of a class that is made now it is said when it is there: an Event is found by the UID of its object.
+        plan.notes.extend(found.cloned().zip(note));
         wanted.insert(name);
     }
     let superfluous = there.values().filter(|class| is_ours(class, driver) && !wanted.contains(&class.name_any()));
@@ -188,8 +189,12 @@ mod tests {
         let other = admins("small", Some(resource));
         let made = plan(DRIVER_NAME, &profiles(&["1g.10gb"]), &there(std::slice::from_ref(&other)), true);
         assert_eq!(resource_of(&made.create[0]), None);
+        assert_eq!(made.notes, [], "the class is not there yet");
         let note = Note::ResourceTaken { resource: resource.into(), by: "small".into() };
-        assert_eq!(made.notes, [(made.create[0].clone(), note)]);
+        let mut stored = made.create[0].clone();
+        stored.metadata.uid = Some("uid-1".into());
+        let next = plan(DRIVER_NAME, &profiles(&["1g.10gb"]), &there(&[other.clone(), stored.clone()]), true);
+        assert_eq!(next.notes, [(stored, note)]);
         // An admin's class that comes later takes the resource from ours, and ours has it again when that one goes.
         let later = plan(DRIVER_NAME, &profiles(&["1g.10gb"]), &there(&[other, ours("1g.10gb")]), true);
         assert_eq!(resource_of(&later.update[0]), None);
@@ -201,8 +206,9 @@ mod tests {
     fn without_support_the_class_is_made_all_the_same() {
         let made = plan(DRIVER_NAME, &profiles(&["1g.10gb"]), &there(&[]), false);
         assert_eq!(resource_of(&made.create[0]), None);
-        let [(_, note)] = made.notes.as_slice() else { panic!("{:?}", made.notes) };
+        let next = plan(DRIVER_NAME, &profiles(&["1g.10gb"]), &there(&made.create), false);
+        let [(_, note)] = next.notes.as_slice() else { panic!("{:?}", next.notes) };
         assert!(note.to_string().contains("DRAExtendedResource"), "{note}");
-        assert!(plan(DRIVER_NAME, &profiles(&["1g.10gb"]), &there(&made.create), false).is_empty(), "once");
+        assert!(next.is_empty(), "once");
     }
 }

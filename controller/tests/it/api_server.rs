@@ -113,6 +113,11 @@ impl State {
                 }),
             ),
             (&Method::POST, ["api", "v1", "namespaces", "default", "events"]) => {
+                let about = &body["involvedObject"];
+                let class = about["name"].as_str().and_then(|name| self.classes.get(name));
+                if let Some(class) = class.filter(|_| about["kind"] == "DeviceClass") {
+                    assert_eq!(about["uid"].as_str(), class.metadata.uid.as_deref(), "kubectl describe asks for it");
+                }
                 self.events.push(body["message"].as_str().unwrap().to_owned());
                 (201, body)
             }

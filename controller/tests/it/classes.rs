@@ -133,6 +133,7 @@ async fn an_admins_class_is_left_alone() {
     let world = World::new(true, true);
     let mut admins = class(DRIVER, "1g.10gb", Some("nvidia.com/mig-1g.10gb".into()));
     admins.metadata.labels = None;
+    admins.metadata.uid = Some("uid-admins".into());
     world.server.state().classes.insert("mig-1g.10gb.nvidia.com".into(), admins.clone());
     world.relist();
     world.apply(node("n", vec![gpu("h100-80gb", 0x3b)]));
