@@ -54,8 +54,8 @@ pub fn class_name(driver: &str, profile: &str) -> String {
 /// driver's domain for itself.
 pub fn extended_resource(driver: &str, profile: &str) -> Option<String> {
     let domain = names::domain(driver);
-    let of_kubernetes = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
-    (!of_kubernetes).then(|| format!("{domain}/{}", kind(profile)))
+    // The API server looks for kubernetes.io/ anywhere.
+    (!domain.ends_with("kubernetes.io")).then(|| format!("{domain}/{}", kind(profile)))
 }
 
 /// `mig-1g.10gb.me`: a `+` becomes a dot, everything else stays (`internal/rm/rm.go` of NVIDIA's device plugin).
@@ -92,7 +92,9 @@ mod tests {
         }
         assert_eq!(class_name("gpu", "1g.10gb"), "mig-1g.10gb.gpu", "a driver's name of one label is its own domain");
         assert_eq!(extended_resource("gpu.test.example", "1g.10gb").as_deref(), Some("test.example/mig-1g.10gb"));
-        assert_eq!(extended_resource("gpu.kubernetes.io", "1g.10gb"), None, "these names are Kubernetes' own");
+        for driver in ["gpu.kubernetes.io", "gpu.x.kubernetes.io", "gpu.mykubernetes.io"] {
+            assert_eq!(extended_resource(driver, "1g.10gb"), None, "{driver}: these names are Kubernetes' own");
+        }
     }
 
     #[test]
