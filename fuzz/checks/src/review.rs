@@ -8,7 +8,8 @@ use serde_json::Value;
 pub fn admission_review(data: &[u8]) {
     let judge = Judge { driver: "gpu.nvidia.com".to_owned(), metrics: Metrics::default() };
     let Ok(answer) = judge.answer(data) else { return };
-    let question: Value = serde_json::from_slice(data).expect("what is answered was read");
+    // What nobody asks about is skipped, and need not even be Unicode.
+    let Ok(question) = serde_json::from_slice::<Value>(data) else { return };
     let response = &answer["response"];
     assert_eq!(response["uid"], question["request"]["uid"]);
     let allowed = response["allowed"].as_bool().expect("yes or no");
