@@ -4,7 +4,7 @@ use std::future::pending;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::features::ServerFeatures;
@@ -13,6 +13,9 @@ use crate::queue::{Outcome, Queue};
 
 /// How long one request may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// When to look again without a change: time alone makes a plugin stale.
+const REVIEW: Duration = Duration::from_secs(30);
 
 /// One kind of thing that is kept true.
 pub trait Upkeep: Send {
@@ -91,6 +94,7 @@ async fn lead(
         };
         tokio::select! {
             () = timer => {}
+            () = sleep(REVIEW) => {}
             () = next(revisions) => {}
             () = next(features) => {}
         }

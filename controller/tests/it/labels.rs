@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
 use kerf_api::{GpuNode, GpuOffer};
 use kerf_controller::features::{Counters, ServerFeatures};
 use kerf_controller::index::{Feed, Index, SharedIndex};
@@ -20,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::api_server::{ApiServer, State};
-use crate::fixtures::{DRIVER, NODE_UID, gpu, node};
+use crate::fixtures::{DRIVER, NODE_UID, gpu, layouts, lease, node};
 
 /// Key and example of each row of a table in `docs/labels.md`.
 fn documented(table: &str) -> Labels {
@@ -195,6 +196,24 @@ async fn a_node_is_labelled_once_and_cleared_when_its_plugin_goes() {
     world.until("no labels", |state| label(state, "gpu.count").is_none()).await;
     let labels = world.server.state().nodes["n"]["labels"].clone();
     assert_eq!(labels, json!({"kubernetes.io/hostname": "n", "nvidia.com/gpu.product": "Mine"}));
+}
+
+/// Nothing tells that a lease is not renewed.
+#[tokio::test(start_paused = true)]
+async fn a_layout_is_pending_on_a_node_whose_plugin_is_dead() {
+    let state = |wanted: &'static str| move |state: &State| label(state, "mig.config.state").as_deref() == Some(wanted);
+    let world = World::new(true);
+    world.index.update(|index| index.apply(layouts(), Now::read()));
+    world.node(&json!({"nvidia.com/mig.config": "mixed"}));
+    world.apply(two_h100());
+    world.index.update(|index| index.apply(lease("n", "plugin", Timestamp::now()), Now::read()));
+    world.until("success", state("success")).await;
+    let wait = async {
+        while !state("pending")(&world.server.state()) {
+            sleep(Duration::from_secs(1)).await;
+        }
+    };
+    timeout(Duration::from_secs(90), wait).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
