@@ -9,6 +9,7 @@ use kube::runtime::watcher as watch;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -37,7 +38,7 @@ pub struct Start<T> {
 pub enum Unseen<T> {
     /// They are waited for.
     Wait,
-    /// An API server that does not know the kind when it is first asked has none.
+    /// An API server that does not know the kind has none.
     NoneIfUnknown,
     /// A right to read them that does not come within some seconds is not waited for: this takes their place. Also where the
     /// right was lost since, so that a controller says the same as one that starts anew.
@@ -75,9 +76,11 @@ pub async fn feed<K, T>(
     let Start { pending, unseen } = start;
     let mut pending = Some(pending);
     let mut refused = None;
+    let mut failed: Option<Instant> = None;
     let mut listed = Vec::new();
     let mut pause = PAUSE;
-    let events = watch(api, config.timeout(TURN)).take_until(stop.clone().cancelled_owned());
+    let begin = || watch(api.clone(), config.clone().timeout(TURN)).take_until(stop.clone().cancelled_owned());
+    let events = begin();
     pin_mut!(events);
     while let Some(event) = events.next().await {
         let now = Now::read();
@@ -110,12 +113,19 @@ pub async fn feed<K, T>(
                     interrupted(Interruption::Error(&error));
                 }
                 refused = refusal;
-                if let Some(objects) = unseen.in_place(refusal, pending.is_some(), pause) {
+                // A watch that went on meanwhile need not have shown anything.
+                if failed.is_some_and(|failed| failed.elapsed() > 2 * LONGEST_PAUSE) {
+                    pause = PAUSE;
+                }
+                if let Some(objects) = unseen.in_place(refusal, pause) {
                     index.update(|index| index.reset(objects, now));
                     pending = None;
+                    // When they can be seen again they are listed, though they have not changed.
+                    events.set(begin());
                 }
                 stop.run_until_cancelled(tokio::time::sleep(pause)).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
+                failed = Some(Instant::now());
             }
         }
     }
@@ -135,9 +145,9 @@ fn refusal(error: &watcher::Error) -> Option<u16> {
 impl<T: Clone> Unseen<T> {
     /// What takes the place of objects that cannot be listed; `None`: they are waited for, or what was seen stays. `pause` says
     /// for how long it has failed.
-    fn in_place(&self, refusal: Option<u16>, is_first: bool, pause: Duration) -> Option<Vec<T>> {
+    fn in_place(&self, refusal: Option<u16>, pause: Duration) -> Option<Vec<T>> {
         match self {
-            Unseen::NoneIfUnknown if is_first && refusal == Some(404) => Some(Vec::new()),
+            Unseen::NoneIfUnknown if refusal == Some(404) => Some(Vec::new()),
             Unseen::IfForbidden(object) if refusal == Some(403) && pause >= LONGEST_PAUSE => Some(vec![object.clone()]),
             _ => None,
         }

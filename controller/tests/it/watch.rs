@@ -19,6 +19,7 @@ use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::api_server::ApiServer;
@@ -106,13 +107,25 @@ async fn what_is_needed_is_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn a_right_that_is_lost_is_as_one_that_never_was() {
     let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let back = Instant::now() + Duration::from_secs(130);
     tokio::spawn(async move {
         let list =
             json!({"apiVersion": "v1", "kind": "ConfigMapList", "metadata": {"resourceVersion": "1"}, "items": []});
         let refusal =
             json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "reason": "Forbidden"});
-        let mut answer = Some(list);
-        while let Some((_, reply)) = requests.next_request().await {
+        let (mut answer, mut watches) = (Some(list), Vec::new());
+        while let Some((request, reply)) = requests.next_request().await {
+            // The right comes back, and nothing has changed meanwhile.
+            if Instant::now() > back {
+                if request.uri().query().unwrap().contains("watch=true") {
+                    watches.push(reply);
+                    continue;
+                }
+                answer = Some(json!({
+                    "apiVersion": "v1", "kind": "ConfigMapList", "metadata": {"resourceVersion": "1"},
+                    "items": [{"metadata": {"name": "layouts"}, "data": {"config.yaml": "broken"}}],
+                }));
+            }
             let code = if answer.is_some() { 200 } else { 403 };
             let body = answer.take().unwrap_or_else(|| refusal.clone());
             let body = Body::from(serde_json::to_vec(&body).unwrap());
@@ -139,11 +152,14 @@ async fn a_right_that_is_lost_is_as_one_that_never_was() {
     assert!(readiness.pending().is_empty() && said().contains("there is no layout file"), "{}", said());
     tokio::time::sleep(Duration::from_secs(120)).await;
     assert!(said().contains("the controller has no right to read ConfigMap gone/layouts"), "{}", said());
+    tokio::time::sleep(Duration::from_secs(18)).await;
+    assert!(said().contains("cannot be read") && !said().contains("no right"), "{}", said());
     stop.cancel();
     let mut told = Vec::new();
     while let Some(is_old) = hears.recv().await {
         told.push(is_old);
     }
-    assert_eq!(told.iter().filter(|is_old| !**is_old).count(), 1, "it is news once: {told:?}");
+    let news = told.iter().position(|is_old| *is_old).unwrap();
+    assert_eq!(news, 1, "it is news once: {told:?}");
     assert!(told.len() > 10, "{told:?}");
 }
