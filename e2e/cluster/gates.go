@@ -28,7 +28,9 @@ var draGates = []draGate{
 	{"DRAPartitionableDevices", 34},
 	{"DRAPrioritizedList", 34},
 	{"DRAResourceClaimDeviceStatus", 34},
-	{"ResourceHealthStatus", 34},
+	// Alpha before. A kubelet that prepares a claim again after its start lists the device twice then, and the API server refuses
+	// the pod's status from there on (pkg/kubelet/cm/dra/manager.go of 1.34 and 1.35, UpdateAllocatedResourcesStatus).
+	{"ResourceHealthStatus", 36},
 }
 
 // changeGates applies a list such as "dra,A=false" to a copy of gates, from left to right: "default" empties the set,
