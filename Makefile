@@ -48,7 +48,7 @@ $(CLUSTER): $(shell find e2e/cluster -name '*.go' -o -name 'go.*')
 	@mkdir -p $(TARGET)
 	cd e2e/cluster && CGO_ENABLED=0 go build -trimpath -o $@ .
 
-test: lint deny unit e2e ## Everything: format, lints, licences, unit, integration and end-to-end tests
+test: lint doc deny unit e2e ## Everything: format, lints, documentation, licences, unit, integration and end-to-end tests
 
 lint: ## Formatting and lints, warnings denied
 	cargo fmt --check

@@ -1,5 +1,5 @@
 //! A DeviceClass for every MIG profile that the cluster's GPUs can be cut into, so that a pod may ask for
-//! `nvidia.com/mig-1g.10gb: 1` as it did when a device plugin served it. Pure but for [`keeper`].
+//! `nvidia.com/mig-1g.10gb: 1` as it did when a device plugin served it. Pure but for `keeper`.
 //!
 //! Architecture invariant: an admin's class is never touched. What the controller has made carries its labels, and a policy in
 //! the API server holds the controller to objects with them.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::jiff::Timestamp;
 use kerf_api::names;
 use kerf_e2e::{Claim, Neighbours, NodeFile, Part, Program, Request, World, deploy, eventually, neighbour, scenario};
 use kube::api::ListParams;
@@ -51,11 +52,33 @@ async fn from_the_device_plugin_to_kerf_and_back() {
 
 /// Kubernetes up to 1.37 keeps on the node what the device plugin gave out last, until another of its devices is asked for. Five
 /// minutes after the plugin is gone it starts no container that asks for the same resource of kerf ("endpoint not found in cache
-/// for a registered resource", pkg/kubelet/cm/devicemanager). No pod has a device of it here, so the file tells of none. kerf is not
-/// on the node yet: there are no slices that come back.
-fn kubelet_forgets(world: &World) -> Result<()> {
+/// for a registered resource", pkg/kubelet/cm/devicemanager). No pod has a device of it here, so the file tells of none.
+///
+/// A kubelet that starts without it takes what the Node's status has as capacity for what is there (pkg/kubelet/nodestatus,
+/// `MachineInfo`), and pods would be bound to devices that nobody gives out.
+async fn kubelet_forgets(world: &World, resources: &[&str]) -> Result<()> {
+    let begun = Timestamp::now();
     remove_checkpoint(world)?;
-    world.cluster.tool(&["restart", "kubelet"])
+    world.cluster.tool(&["restart", "kubelet"])?;
+    reported(world, begun).await?;
+    let none: BTreeMap<&str, &str> = resources.iter().map(|resource| (*resource, "0")).collect();
+    let patch = json!({"status": {"capacity": none}}).to_string();
+    kubectl(world, &["patch", "node", &node(world)?, "--subresource=status", "--type=merge", "-p", &patch])?;
+    allocatable(world, &none.into_iter().collect::<Vec<_>>()).await
+}
+
+/// Waits until the kubelet has written its Node's status after this time.
+async fn reported(world: &World, since: Timestamp) -> Result<()> {
+    let nodes: Api<Node> = Api::all(world.client.clone());
+    eventually("the kubelet reports", PATIENCE, async || {
+        let conditions =
+            nodes.get(&node(world)?).await?.status.and_then(|status| status.conditions).unwrap_or_default();
+        let heard = conditions.into_iter().filter(|condition| condition.type_ == "Ready");
+        let heard = heard.filter_map(|condition| Some(condition.last_heartbeat_time?.0)).next();
+        // Written in whole seconds.
+        Ok(heard.filter(|heard| heard.as_second() > since.as_second()).map(drop))
+    })
+    .await
 }
 
 /// A kubelet that had no device plugin since it forgot the last one may have written none.
@@ -92,8 +115,7 @@ async fn device_plugin(world: &mut World) -> Result<()> {
     // 3. Take the device plugin off: the kubelet reports 0, and goes on doing so when it has forgotten the plugin.
     plugin.terminate().await?;
     allocatable(world, &[(slice, "0"), (gpu, "0")]).await?;
-    kubelet_forgets(world)?;
-    allocatable(world, &[(slice, "0"), (gpu, "0")]).await?;
+    kubelet_forgets(world, &[slice, gpu]).await?;
     // 4. Give the node to kerf. Its slices are kept.
     policy::label(world, &format!("{MOVED}=yes"))?;
     world.kerf.registered().await?;
@@ -116,7 +138,7 @@ async fn device_plugin(world: &mut World) -> Result<()> {
     drain(world)?;
     plugin.terminate().await?;
     allocatable(world, &[(slice, "0"), (gpu, "0")]).await?;
-    kubelet_forgets(world)?;
+    kubelet_forgets(world, &[slice, gpu]).await?;
     policy::label(world, &format!("{MOVED}=yes"))?;
     world.kerf.upgrade(&["--set-string", NODES, "--set", "foreignInstances=delete"])?;
     world.kerf.registered().await?;
