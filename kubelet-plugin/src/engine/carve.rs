@@ -250,7 +250,6 @@ impl Engine {
 
     /// Whether a process runs in a GPU instance.
     pub(super) fn is_used(&self, gpu: &LiveGpu, gpu_instance: u32) -> Result<bool, GpuError> {
-        let processes = self.nvml.processes(gpu.handle).map_err(gpu.failed("list the processes"))?;
-        Ok(processes.iter().any(|process| process.gpu_instance == Some(gpu_instance)))
+        Ok(self.processes(gpu)?.iter().any(|process| process.gpu_instance == Some(gpu_instance)))
     }
 }

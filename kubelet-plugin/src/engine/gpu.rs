@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kerf_mig::Geometry;
-use kerf_nvml::{Code, Error, Gpu, GpuFacts, GpuInstance, PciAddress};
+use kerf_nvml::{Code, Error, Gpu, GpuFacts, GpuInstance, PciAddress, Process};
 
 use super::{Engine, GpuError};
 use crate::attributes::{self, Attributes, Location};
@@ -120,6 +120,11 @@ impl Engine {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Every process that computes on the GPU or on an instance of it.
+    pub(super) fn processes(&self, gpu: &LiveGpu) -> Result<Vec<Process>, GpuError> {
+        self.nvml.processes(gpu.handle).map_err(gpu.failed("list the processes"))
     }
 
     /// Every live GPU instance; none where MIG is off.

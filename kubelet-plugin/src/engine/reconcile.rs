@@ -90,8 +90,7 @@ impl Engine {
     /// The processes on a GPU, for a person; none on one that is gone.
     fn users_of(&self, address: PciAddress) -> Result<Option<String>, GpuError> {
         let Some(gpu) = self.find_gpu_if_present(address)? else { return Ok(None) };
-        let processes = self.nvml.processes(gpu.handle).map_err(gpu.failed("list the processes"))?;
-        Ok(busy::processes(&processes, None))
+        Ok(busy::processes(&self.processes(&gpu)?, None))
     }
 }
 
