@@ -32,6 +32,9 @@ const NODES: &str = r"kubeletPlugin.nodeSelector.example\.com/kerf=yes";
 /// What has become of the layout that the node's label asks for.
 const STATE: &str = names::LABEL_MIG_CONFIG_STATE;
 
+/// A resource that nobody has, for asking the kubelet something.
+const SEEN: &str = "example.com/seen";
+
 const PATIENCE: Duration = Duration::from_secs(90);
 
 #[tokio::test]
@@ -59,28 +62,20 @@ async fn from_the_device_plugin_to_kerf_and_back() {
 /// A kubelet that starts without it takes what the Node's status has as capacity for what is there (pkg/kubelet/nodestatus,
 /// `MachineInfo`), and pods would be bound to devices that nobody gives out.
 async fn kubelet_forgets(world: &World, resources: &[&str]) -> Result<()> {
-    let begun = Timestamp::now();
     remove_checkpoint(world)?;
     world.cluster.tool(&["restart", "kubelet"])?;
-    reported(world, begun).await?;
-    let none: BTreeMap<&str, &str> = resources.iter().map(|resource| (*resource, "0")).collect();
-    let patch = json!({"status": {"capacity": none}}).to_string();
-    kubectl(world, &["patch", "node", &node(world)?, "--subresource=status", "--type=merge", "-p", &patch])?;
-    allocatable(world, &none.into_iter().collect::<Vec<_>>()).await
-}
-
-/// Waits until the kubelet has written its Node's status after this time.
-async fn reported(world: &World, since: Timestamp) -> Result<()> {
-    let nodes: Api<Node> = Api::all(world.client.clone());
-    eventually("the kubelet reports", PATIENCE, async || {
-        let conditions =
-            nodes.get(&node(world)?).await?.status.and_then(|status| status.conditions).unwrap_or_default();
-        let heard = conditions.into_iter().filter(|condition| condition.type_ == "Ready");
-        let heard = heard.filter_map(|condition| Some(condition.last_heartbeat_time?.0)).next();
-        // Written in whole seconds.
-        Ok(heard.filter(|heard| heard.as_second() > since.as_second()).map(drop))
-    })
-    .await
+    let capacity = |values: &BTreeMap<&str, Option<&str>>| -> Result<()> {
+        let patch = json!({ "status": { "capacity": values } }).to_string();
+        kubectl(world, &["patch", "node", &node(world)?, "--subresource=status", "--type=merge", "-p", &patch]).map(drop)
+    };
+    // The kubelet makes of each capacity an allocatable: with a number that was never there it tells that it has read this one.
+    let number = Timestamp::now().as_second().to_string();
+    let mut values: BTreeMap<&str, Option<&str>> = resources.iter().map(|resource| (*resource, Some("0"))).collect();
+    values.insert(SEEN, Some(&number));
+    capacity(&values)?;
+    let read: Vec<_> = values.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
+    allocatable(world, &read).await?;
+    capacity(&BTreeMap::from([(SEEN, None)]))
 }
 
 /// A kubelet that had no device plugin since it forgot the last one may have written none.
