@@ -66,7 +66,8 @@ async fn kubelet_forgets(world: &World, resources: &[&str]) -> Result<()> {
     world.cluster.tool(&["restart", "kubelet"])?;
     let capacity = |values: &BTreeMap<&str, Option<&str>>| -> Result<()> {
         let patch = json!({ "status": { "capacity": values } }).to_string();
-        kubectl(world, &["patch", "node", &node(world)?, "--subresource=status", "--type=merge", "-p", &patch]).map(drop)
+        kubectl(world, &["patch", "node", &node(world)?, "--subresource=status", "--type=merge", "-p", &patch])
+            .map(drop)
     };
     // The kubelet makes of each capacity an allocatable: with a number that was never there it tells that it has read this one.
     let number = Timestamp::now().as_second().to_string();
