@@ -1,17 +1,17 @@
 //! Where the driver's files are.
 
-use std::collections::VecDeque;
-use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
+
+use crate::lookup::{Lookup, Walk};
 
 /// NVML's file name on Linux (NVML API reference: link against `libnvidia-ml.so.1`).
 const NVML: &str = "libnvidia-ml.so.1";
 
 /// Where the driver's installers put libraries, below the driver root: NVIDIA's own installer and RPMs, Debian's
 /// multiarch directories (with NVIDIA's libraries behind alternatives in `nvidia/current`), Container-Optimized OS.
-const LIBRARY_DIRS: [&str; 12] = [
+pub(crate) const LIBRARY_DIRS: [&str; 12] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -27,16 +27,13 @@ const LIBRARY_DIRS: [&str; 12] = [
 ];
 
 /// Where the driver's programs are, below the driver root.
-const PROGRAM_DIRS: [&str; 5] = ["opt/bin", "usr/bin", "usr/sbin", "bin", "sbin"];
+pub(crate) const PROGRAM_DIRS: [&str; 5] = ["opt/bin", "usr/bin", "usr/sbin", "bin", "sbin"];
 
 /// The directory of the loaded kernel module (Linux Documentation/ABI/stable/sysfs-module).
 const MODULE: &str = "sys/module/nvidia";
 
 /// Where the kernel tells its boot id (random(4)).
 const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
-
-/// As many symbolic links as the kernel follows (path_resolution(7)).
-const MAX_LINKS: u32 = 40;
 
 /// A directory that holds an NVIDIA driver: libraries, programs and, for a containerised driver, device nodes.
 ///
@@ -90,7 +87,7 @@ impl DriverRoot {
     pub fn below(host_root: impl Into<PathBuf>, path: &Path) -> Self {
         let host_root = host_root.into();
         let as_named = || host_root.join(path.strip_prefix("/").unwrap_or(path));
-        let root = resolve(&host_root, path).unwrap_or_else(as_named);
+        let root = Walk::below(&host_root).to(path).map_or_else(as_named, |(root, _)| root);
         DriverRoot { host_root, root }
     }
 
@@ -139,7 +136,7 @@ impl DriverRoot {
     /// # Errors
     /// [`DriverRootError::Missing`] when no library directory has it.
     pub fn library(&self, name: &str) -> Result<PathBuf, DriverRootError> {
-        self.find(name, &LIBRARY_DIRS)
+        self.lookup().library(name)
     }
 
     /// A program of the driver, such as `nvidia-smi`: the regular file behind the links, below the root.
@@ -147,34 +144,12 @@ impl DriverRoot {
     /// # Errors
     /// [`DriverRootError::Missing`] when no program directory has it.
     pub fn program(&self, name: &str) -> Result<PathBuf, DriverRootError> {
-        self.find(name, &PROGRAM_DIRS)
+        self.lookup().program(name)
     }
 
-    /// The directories that the driver's libraries may be in: those that exist, links followed, each once, in the order in
-    /// which [`DriverRoot::library`] looks.
-    pub fn library_dirs(&self) -> Vec<PathBuf> {
-        let mut dirs: Vec<PathBuf> = Vec::new();
-        for dir in LIBRARY_DIRS.iter().filter_map(|dir| self.resolve(dir)).filter(|dir| dir.is_dir()) {
-            if !dirs.contains(&dir) {
-                dirs.push(dir);
-            }
-        }
-        dirs
-    }
-
-    /// What is at a path below the root, links followed: a file, a directory or a socket.
-    pub fn resolve(&self, path: impl AsRef<Path>) -> Option<PathBuf> {
-        resolve(&self.root, path.as_ref())
-    }
-
-    fn find(&self, name: &str, dirs: &[&str]) -> Result<PathBuf, DriverRootError> {
-        dirs.iter()
-            .filter_map(|dir| resolve(&self.root, &Path::new(dir).join(name)))
-            .find(|path| path.is_file())
-            .ok_or_else(|| DriverRootError::Missing {
-                name: name.to_owned(),
-                looked: dirs.iter().map(|dir| self.root.join(dir)).collect(),
-            })
+    /// For looking for many files at once.
+    pub fn lookup(&self) -> Lookup<'_> {
+        Lookup::new(self)
     }
 
     /// Where the device nodes are: the driver root's own `dev` if it has the driver's control node, else the host's.
@@ -215,37 +190,6 @@ impl DriverRoot {
         let root = if self.root.join(evidence).exists() { &self.root } else { &self.host_root };
         root.join(dir)
     }
-}
-
-/// Follows the symbolic links of `path` as a process chrooted into `root` would: an absolute target
-/// starts at the root again, and `..` does not leave it. `None` when a part is missing or the links go in circles.
-fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
-    let parts = |path: &Path| path.components().map(|part| part.as_os_str().to_owned()).collect::<Vec<OsString>>();
-    let mut todo = VecDeque::from(parts(path));
-    let mut done = PathBuf::new();
-    let mut links = 0;
-    while let Some(part) = todo.pop_front() {
-        match Path::new(&part).components().next() {
-            Some(Component::RootDir) => done.clear(),
-            Some(Component::ParentDir) => _ = done.pop(),
-            Some(Component::Normal(name)) => {
-                let at = root.join(&done).join(name);
-                if fs::symlink_metadata(&at).ok()?.is_symlink() {
-                    links += 1;
-                    if links > MAX_LINKS {
-                        return None;
-                    }
-                    for part in parts(&fs::read_link(&at).ok()?).into_iter().rev() {
-                        todo.push_front(part);
-                    }
-                } else {
-                    done.push(name);
-                }
-            }
-            _ => {}
-        }
-    }
-    Some(root.join(done))
 }
 
 #[cfg(test)]
@@ -292,50 +236,6 @@ mod tests {
         let error = DriverRoot::at(dir.path()).program("nvidia-smi").unwrap_err().to_string();
         for part in ["nvidia-smi", "/opt/bin, ", "/usr/bin, ", "/sbin;", "--driver-root"] {
             assert!(error.contains(part), "{error}");
-        }
-    }
-
-    #[test]
-    fn links_are_followed_below_the_root() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = DriverRoot::at(dir.path());
-        let lib = dir.path().join("usr/lib/x86_64-linux-gnu");
-        // Debian: the public name leads through /etc/alternatives, absolute links all the way.
-        touch(&lib.join("nvidia/current/libnvidia-ml.so.535.261.03"));
-        link("libnvidia-ml.so.535.261.03", &lib.join("nvidia/current/libnvidia-ml.so.1"));
-        link(
-            "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1",
-            &dir.path().join("etc/alternatives/nvidia--libnvidia-ml.so.1"),
-        );
-        link("/etc/alternatives/nvidia--libnvidia-ml.so.1", &lib.join("libnvidia-ml.so.1"));
-
-        assert_eq!(root.nvml_library().unwrap(), lib.join("nvidia/current/libnvidia-ml.so.535.261.03"));
-    }
-
-    /// `/lib` is a link to `/usr/lib` on most hosts.
-    #[test]
-    fn each_library_directory_is_told_once() {
-        let dir = tempfile::tempdir().unwrap();
-        touch(&dir.path().join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"));
-        touch(&dir.path().join("usr/lib64"));
-        link("usr/lib", &dir.path().join("lib"));
-        let usr_lib = dir.path().join("usr/lib");
-        assert_eq!(DriverRoot::at(dir.path()).library_dirs(), [usr_lib.join("x86_64-linux-gnu"), usr_lib]);
-    }
-
-    #[test]
-    fn links_neither_leave_the_root_nor_go_round_for_ever() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = DriverRoot::at(dir.path().join("root"));
-        let lib = root.path().join("usr/lib64");
-        touch(&dir.path().join("outside.so"));
-        link(dir.path().join("outside.so"), &lib.join("absolute.so"));
-        link("../../../outside.so", &lib.join("relative.so"));
-        link("circle.so", &lib.join("circle.so"));
-        fs::create_dir_all(lib.join("directory.so")).unwrap();
-
-        for name in ["absolute.so", "relative.so", "circle.so", "directory.so"] {
-            assert!(root.library(name).is_err(), "{name}");
         }
     }
 

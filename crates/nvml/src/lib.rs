@@ -9,6 +9,7 @@
 mod driver_root;
 mod error;
 mod library;
+mod lookup;
 mod raw;
 mod types;
 mod uninitialized;
@@ -17,6 +18,7 @@ mod words;
 pub use driver_root::{DriverRoot, DriverRootError};
 pub use error::{Code, Error};
 pub use library::{Library, OpenError};
+pub use lookup::Lookup;
 pub use types::{
     ComputeInstance, CudaVersion, GpuFacts, GpuInstance, MigMode, MigModes, PciAddress, PciAddressError, Process,
 };

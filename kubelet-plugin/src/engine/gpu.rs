@@ -20,7 +20,7 @@ pub(super) struct LiveGpu {
     pub(super) switchable: bool,
 }
 
-/// What does not change while the driver is loaded: the facts of a handle, and its geometry once it told one. Everything
+/// What does not change while the driver is loaded: the facts of a handle, its geometry once it told one, and its attributes. Everything
 /// known of a GPU is forgotten when its mode was switched, which may re-initialise it, and when a claim on it failed.
 #[derive(Debug, Default)]
 pub(super) struct KnownGpus(Mutex<HashMap<PciAddress, KnownGpu>>);
@@ -30,6 +30,7 @@ struct KnownGpu {
     gpu: LiveGpu,
     facts: Arc<GpuFacts>,
     geometry: Option<Arc<Geometry>>,
+    attributes: Option<Arc<Attributes>>,
 }
 
 impl KnownGpus {
@@ -67,7 +68,7 @@ impl Engine {
         let facts = self.nvml.facts(handle).map_err(|error| GpuError::Nvml { gpu: address, doing, error })?;
         let gpu = LiveGpu { address, handle, minor: facts.minor, switchable: facts.mig_mode_switchable };
         let facts = Arc::new(facts);
-        self.gpus.lock().insert(address, KnownGpu { gpu, facts: Arc::clone(&facts), geometry: None });
+        self.gpus.lock().insert(address, KnownGpu { gpu, facts: Arc::clone(&facts), geometry: None, attributes: None });
         Ok((gpu, facts))
     }
 
@@ -79,15 +80,21 @@ impl Engine {
     }
 
     /// The attributes of a GPU, as the controller publishes them.
-    pub(super) fn attributes(&self, gpu: &LiveGpu, driver_version: &str) -> Result<Attributes, GpuError> {
-        let known = self.gpus.lock().get(&gpu.address).map(|known| Arc::clone(&known.facts));
+    pub(super) fn attributes(&self, gpu: &LiveGpu, driver_version: &str) -> Result<Arc<Attributes>, GpuError> {
+        let known = self.gpus.lock().get(&gpu.address).map(|it| (Arc::clone(&it.facts), it.attributes.clone()));
         let facts = match known {
-            Some(facts) => facts,
+            Some((_, Some(attributes))) => return Ok(attributes),
+            Some((facts, None)) => facts,
             None => self.learn(gpu.address, gpu.handle)?.1,
         };
         let common = self.nvml.cuda_driver_version().map(|cuda| attributes::common(driver_version, cuda));
+        let is_complete = common.is_ok();
         let location = Location::of(&self.driver_root, gpu.address);
-        Ok(attributes::of_gpu(&facts, gpu.address, &location, &common.unwrap_or_default()))
+        let attributes = Arc::new(attributes::of_gpu(&facts, gpu.address, &location, &common.unwrap_or_default()));
+        if is_complete && let Some(known) = self.gpus.lock().get_mut(&gpu.address) {
+            known.attributes = Some(Arc::clone(&attributes));
+        }
+        Ok(attributes)
     }
 
     /// What a GPU can be cut into; empty where it has no MIG or tells it only while MIG is on.

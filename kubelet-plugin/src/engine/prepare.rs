@@ -15,7 +15,7 @@ use super::holders::{self, Extent, Hold};
 use super::metadata::Document;
 use super::record::{AllocationResult, PartitionRecord, Phase, Record};
 use super::{Claim, DeviceName, Engine, Ledger, PrepareError, PreparedDevice, SpecError, Step, busy, is_uid, spans};
-use crate::attributes;
+use crate::attributes::{self, Attributes};
 
 /// What the names of profiles with graphics have (NVIDIA MIG user guide).
 const GRAPHICS: &str = "+gfx";
@@ -361,7 +361,7 @@ impl Preparation<'_> {
         }
         let mut told = BTreeMap::new();
         for Established { nodes, gpu, partition } in devices {
-            let gpu = engine.attributes(gpu, driver_version)?;
+            let gpu = Attributes::clone(&*engine.attributes(gpu, driver_version)?);
             let own = match partition {
                 None => attributes::of_whole(gpu),
                 Some((profile, uuid)) => attributes::of_partition(gpu, profile, uuid),

@@ -13,7 +13,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kerf_nvml::DriverRoot;
+use kerf_nvml::{DriverRoot, Lookup};
 
 /// Multiarch directory that glibc's linker searches on Debian and Ubuntu.
 const LIBRARY_DIR: &str =
@@ -148,28 +148,30 @@ impl ShownFiles {
     /// What there is of the driver of this version.
     pub(super) fn of(root: &DriverRoot, driver_version: &str) -> ShownFiles {
         let mut shown = ShownFiles::default();
-        shown.add_libraries(root, driver_version);
-        shown.add_xorg(root, driver_version);
+        let lookup = &root.lookup();
+        let library_dirs = lookup.library_dirs();
+        shown.add_libraries(lookup, &library_dirs, driver_version);
+        shown.add_xorg(lookup, &library_dirs, driver_version);
         for name in PROGRAMS {
-            if let Ok(path) = root.program(name) {
+            if let Ok(path) = lookup.program(name) {
                 shown.files.push(one(root, &path, format!("{PROGRAM_DIR}/{name}")));
             }
         }
         for name in SETTINGS {
-            let found = SETTING_DIRS.iter().find_map(|dir| shown_at(root, &format!("{dir}/{name}")));
+            let found = SETTING_DIRS.iter().find_map(|dir| shown_at(lookup, &format!("{dir}/{name}")));
             shown.files.extend(found);
         }
         for name in VULKAN {
-            let found = VULKAN_DIRS.iter().find_map(|dir| root.resolve(format!("{dir}/{name}")));
+            let found = VULKAN_DIRS.iter().find_map(|dir| lookup.resolve(format!("{dir}/{name}")));
             shown.files.extend(found.map(|path| one(root, &path, format!("/etc/vulkan/{name}"))));
         }
-        shown.files.extend(firmware(root, driver_version));
-        shown.sockets = SOCKETS.iter().filter_map(|path| shown_at(root, path)).collect();
+        shown.files.extend(firmware(lookup, driver_version));
+        shown.sockets = SOCKETS.iter().filter_map(|path| shown_at(lookup, path)).collect();
         shown
     }
 
-    fn add_libraries(&mut self, root: &DriverRoot, driver_version: &str) {
-        let libraries = libraries(root, driver_version);
+    fn add_libraries(&mut self, lookup: &Lookup<'_>, dirs: &[PathBuf], driver_version: &str) {
+        let libraries = libraries(lookup, dirs, driver_version);
         let names: BTreeSet<&String> = libraries.iter().flat_map(|(_, names)| names).collect();
         for (library, link, target) in LIBRARY_LINKS {
             let with_version = |name: &str| name.replace('*', driver_version);
@@ -188,12 +190,13 @@ impl ShownFiles {
         }));
     }
 
-    fn add_xorg(&mut self, root: &DriverRoot, driver_version: &str) {
-        let places = root.library_dirs().into_iter().flat_map(|dir| XORG_DIRS.map(|subdir| dir.join(subdir)));
+    fn add_xorg(&mut self, lookup: &Lookup<'_>, dirs: &[PathBuf], driver_version: &str) {
+        let root = lookup.root();
+        let places = dirs.iter().flat_map(|dir| XORG_DIRS.map(|subdir| dir.join(subdir)));
         let places: Vec<PathBuf> = places.collect();
         for name in XORG.map(|name| name.replace('*', driver_version)) {
             let below = |place: &PathBuf| Some(place.strip_prefix(root.path()).ok()?.join(&name));
-            let found = places.iter().filter_map(below).find_map(|path| shown_at(root, path.to_str()?));
+            let found = places.iter().filter_map(below).find_map(|path| shown_at(lookup, path.to_str()?));
             let Some(file) = found else { continue };
             if name.starts_with(XORG_LINK) {
                 let beside = file.container_paths.first().and_then(|path| path.strip_suffix(&name));
@@ -206,8 +209,8 @@ impl ShownFiles {
 }
 
 /// A file or socket at a path below the root, in the same place in the container.
-fn shown_at(root: &DriverRoot, path: &str) -> Option<Shown> {
-    Some(one(root, &root.resolve(path)?, format!("/{path}")))
+fn shown_at(lookup: &Lookup<'_>, path: &str) -> Option<Shown> {
+    Some(one(lookup.root(), &lookup.resolve(path)?, format!("/{path}")))
 }
 
 fn one(root: &DriverRoot, path: &Path, container_path: String) -> Shown {
@@ -215,12 +218,12 @@ fn one(root: &DriverRoot, path: &Path, container_path: String) -> Shown {
 }
 
 /// The firmware of the GPU's system processor.
-fn firmware(root: &DriverRoot, driver_version: &str) -> Vec<Shown> {
+fn firmware(lookup: &Lookup<'_>, driver_version: &str) -> Vec<Shown> {
     let of = |dir: &str| {
         let dir = format!("{dir}/nvidia/{driver_version}");
-        let names = names_in(&root.resolve(&dir)?);
+        let names = names_in(&lookup.resolve(&dir)?);
         let files = names.iter().filter(|name| name.starts_with("gsp") && name.ends_with(".bin"));
-        let shown: Vec<_> = files.filter_map(|name| shown_at(root, &format!("{dir}/{name}"))).collect();
+        let shown: Vec<_> = files.filter_map(|name| shown_at(lookup, &format!("{dir}/{name}"))).collect();
         (!shown.is_empty()).then_some(shown)
     };
     FIRMWARE_DIRS.iter().find_map(|dir| of(dir)).unwrap_or_default()
@@ -232,16 +235,13 @@ fn names_in(dir: &Path) -> BTreeSet<String> {
 
 /// The libraries that belong to this driver version, by their paths on the host, with the names by which programs load them,
 /// relative to [`LIBRARY_DIR`]. Of two of one name the first counts that NVML's clients would find.
-fn libraries(root: &DriverRoot, driver_version: &str) -> Vec<(PathBuf, BTreeSet<String>)> {
+fn libraries(lookup: &Lookup<'_>, dirs: &[PathBuf], driver_version: &str) -> Vec<(PathBuf, BTreeSet<String>)> {
     let mut shown: Vec<(PathBuf, BTreeSet<String>)> = Vec::new();
     let mut taken = BTreeSet::new();
-    let nvml = root.nvml_library().ok();
-    for (subdir, dir) in
-        LIBRARY_SUBDIRS.iter().flat_map(|sub| root.library_dirs().into_iter().map(move |dir| (sub, dir)))
-    {
+    let nvml = lookup.library(NVML).ok();
+    for (subdir, dir) in LIBRARY_SUBDIRS.iter().flat_map(|sub| dirs.iter().map(move |dir| (sub, dir))) {
         let dir = dir.join(subdir);
-        let (files, links) = files_and_links(&dir);
-        let mut found = names_of_libraries(&files, &links, driver_version);
+        let mut found = libraries_in(&dir, driver_version);
         if let Some(nvml) = nvml.as_deref().filter(|nvml| nvml.parent() == Some(&dir)).and_then(Path::file_name) {
             let nvml = nvml.to_string_lossy().into_owned();
             found.entry(nvml.clone()).or_default().extend([nvml, NVML.to_owned()]);
@@ -251,54 +251,54 @@ fn libraries(root: &DriverRoot, driver_version: &str) -> Vec<(PathBuf, BTreeSet<
             let names: BTreeSet<_> = names.iter().map(in_container).filter(|name| !taken.contains(name)).collect();
             taken.extend(names.iter().cloned());
             if !names.is_empty() {
-                shown.push((root.host_path(&dir.join(file)), names));
+                shown.push((lookup.root().host_path(&dir.join(file)), names));
             }
         }
     }
     shown
 }
 
-fn files_and_links(dir: &Path) -> (BTreeSet<String>, BTreeMap<String, String>) {
-    let (mut files, mut links) = (BTreeSet::new(), BTreeMap::new());
+/// The driver's libraries in a directory, each with its own name and that of every link to it there, among them its SONAME.
+/// The host's other libraries are there, too, by the thousand.
+fn libraries_in(dir: &Path, driver_version: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let (mut found, mut links) = (BTreeMap::new(), BTreeSet::new());
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
         match entry.file_type() {
-            Ok(kind) if kind.is_symlink() => {
-                let target = fs::read_link(entry.path()).ok();
-                if let Some(target) = target.and_then(|target| target.to_str().map(str::to_owned)) {
-                    links.insert(name, target);
-                }
+            Ok(kind) if kind.is_symlink() => _ = links.insert(name),
+            Ok(kind) if kind.is_file() && is_drivers(&name, driver_version) => {
+                found.insert(name.clone(), BTreeSet::from([name]));
             }
-            Ok(kind) if kind.is_file() => _ = files.insert(name),
             _ => {}
         }
     }
-    (files, links)
-}
-
-/// The driver's libraries among the files of a directory, each with its own name and that of every link to it there, among
-/// them its SONAME.
-fn names_of_libraries(
-    files: &BTreeSet<String>,
-    links: &BTreeMap<String, String>,
-    driver_version: &str,
-) -> BTreeMap<String, BTreeSet<String>> {
-    let suffix = format!(".so.{driver_version}");
-    let is_ours = |file: &str| file.ends_with(&suffix) || OTHER_LIBRARIES.iter().any(|begin| file.starts_with(begin));
-    let mut shown: BTreeMap<_, _> =
-        files.iter().filter(|file| is_ours(file)).map(|file| (file.clone(), BTreeSet::from([file.clone()]))).collect();
-    for link in links.keys().filter(|link| *link != INDIRECT_GLX) {
+    let stems: BTreeSet<&str> = found.keys().map(|file| stem(file)).collect();
+    links.retain(|link| link != INDIRECT_GLX && stems.contains(stem(link)));
+    let target = |link: &String| fs::read_link(dir.join(link)).ok()?.to_str().map(str::to_owned);
+    let targets: BTreeMap<&String, String> = links.iter().filter_map(|link| Some((link, target(link)?))).collect();
+    for link in targets.keys().copied() {
         let mut target = link;
         // Two steps lead from `libcuda.so` to the file; more are none of the driver's.
         for _ in 0..4 {
-            let Some(next) = links.get(target) else { break };
+            let Some(next) = targets.get(target) else { break };
             target = next;
         }
-        if let Some(names) = shown.get_mut(target) {
+        if let Some(names) = found.get_mut(target) {
             names.insert(link.clone());
         }
     }
-    shown
+    found
+}
+
+/// What the names of a library have in common: `libcuda` of `libcuda.so.1`.
+fn stem(name: &str) -> &str {
+    name.split_once(".so").map_or(name, |(stem, _)| stem)
+}
+
+/// Whether a file is a library of this driver version.
+fn is_drivers(file: &str, driver_version: &str) -> bool {
+    file.strip_suffix(driver_version).is_some_and(|rest| rest.ends_with(".so."))
+        || OTHER_LIBRARIES.iter().any(|begin| file.starts_with(begin))
 }
 
 #[cfg(test)]
@@ -369,11 +369,8 @@ mod tests {
             ("libloop.so.1", "libloop.so"),
             ("libdangling.so.1", "libdangling.so.535.261.03"),
         ];
-        let shown = names_of_libraries(
-            &files.iter().map(ToString::to_string).collect(),
-            &links.iter().map(|(link, target)| (link.to_string(), target.to_string())).collect(),
-            VERSION,
-        );
+        let host = Host::with(&files, &links);
+        let shown = libraries_in(host.root.path(), VERSION);
         let names = |file: &str| shown[file].iter().map(String::as_str).collect::<Vec<_>>();
         assert_eq!(shown.len(), 5, "other versions and libraries of others stay out");
         assert_eq!(names("libcuda.so.535.261.03"), ["libcuda.so", "libcuda.so.1", "libcuda.so.535.261.03"]);
