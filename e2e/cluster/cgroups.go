@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -58,6 +59,9 @@ func (c *cluster) makeCgroup(node string) error {
 			if err := inheritCPUs(parent, dir); err != nil {
 				return err
 			}
+			if err := weigh(dir, runtime.NumCPU()); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -87,6 +91,25 @@ func inheritCPUs(parent, dir string) error {
 		}
 		if err := os.WriteFile(filepath.Join(dir, name), value, 0); err != nil {
 			return fmt.Errorf("cannot fill a cpuset cgroup: %w", err)
+		}
+	}
+	return nil
+}
+
+// weigh gives a cgroup the weight that a kubelet gives its pods' as a whole at the top of a machine: 1024 shares a CPU
+// (k8s.io/kubernetes/pkg/kubelet/cm). A cgroup on the way to it that weighed less would take from all pods together what
+// they have on a real node: with its default they would be worth one process of the control plane.
+func weigh(dir string, cpus int) error {
+	shares := 1024 * cpus
+	// In version 2 as runc translates shares.
+	values := map[string]int{"cpu.shares": shares, "cpu.weight": 1 + (shares-2)*9999/262142}
+	for name, value := range values {
+		file := filepath.Join(dir, name)
+		if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := os.WriteFile(file, []byte(strconv.Itoa(value)), 0); err != nil {
+			return fmt.Errorf("cannot weigh a cgroup: %w", err)
 		}
 	}
 	return nil
