@@ -241,6 +241,15 @@ impl Model {
         own.any(|instance| self.busy.iter().any(|busy| busy.uses(instance)))
     }
 
+    /// Whether a process uses a whole GPU of a claim, which keeps the claim when its pod is gone without a word.
+    pub(super) fn uses_whole_gpu(&self, uid: &str) -> bool {
+        let whole = |known: &Known| {
+            let mut gpus = known.devices.iter().filter(|device| device.part.is_none()).map(|device| device.gpu);
+            known.is_explained() && gpus.any(|gpu| self.busy.iter().any(|busy| busy.gpu == gpu))
+        };
+        self.claims.get(uid).is_some_and(whole)
+    }
+
     /// What a claim's journal says of instances that were there before it: names of the devices whose instance is its own by
     /// now, and of those whose instance it keeps.
     pub(super) fn sync_taken(&mut self, uid: &str, own: &[String], kept: &[String]) {
