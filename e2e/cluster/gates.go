@@ -20,7 +20,9 @@ type draGate struct {
 // draGates is what the word "dra" stands for. Source: pkg/features/kube_features.go of the releases 1.34 to 1.37.
 // Switching on a gate that a release has locked to "on" is allowed there.
 var draGates = []draGate{
-	{"DRAConsumableCapacity", 34},
+	// A scheduler of 1.34 ends at a request for more devices than the slice has in which one is found ("index out of range" in
+	// k8s.io/dynamic-resource-allocation/structured/internal/experimental, CmpRequestOverCapacity, called with a request's index).
+	{"DRAConsumableCapacity", 35},
 	{"DRADeviceBindingConditions", 34},
 	{"DRADeviceTaintRules", 35},
 	{"DRADeviceTaints", 34},

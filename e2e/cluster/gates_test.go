@@ -66,7 +66,7 @@ func TestDRAGatesFollowTheRelease(t *testing.T) {
 		if _, has := gates["DRADeviceTaintRules"]; has != known {
 			t.Errorf("1.%d: DRADeviceTaintRules among the gates: %v, want %v", minor, has, known)
 		}
-		if gates["DRAConsumableCapacity"] != "true" || gates["DRAPartitionableDevices"] != "false" {
+		if gates["DRAPrioritizedList"] != "true" || gates["DRAPartitionableDevices"] != "false" {
 			t.Errorf("1.%d: gates %q: what stands later must win", minor, gates)
 		}
 	}
