@@ -70,10 +70,17 @@ impl Engine {
     /// Whether a process uses a whole GPU that a locked claim holds, or nobody can tell. What else it holds is an instance,
     /// which the driver does not let go of then.
     fn runs_on(&self, uid: &str) -> Result<bool, JournalError> {
+        let record = match (Ledger::load(self, uid)?, self.former_records()) {
+            (Some(ledger), _) => Some(ledger.record),
+            (None, Ok(former)) => former.into_iter().find(|record| record.claim.uid == uid),
+            (None, Err(error)) => {
+                tracing::info!(%error, "the claim is gone, and nobody can tell what it has: not released yet");
+                return Ok(true);
+            }
+        };
         // What used the GPU in another epoch has ended with it.
-        let of_epoch = |ledger: &Ledger<'_>| self.epoch().may_be(&ledger.record.epoch());
-        let Some(ledger) = Ledger::load(self, uid)?.filter(of_epoch) else { return Ok(false) };
-        let mut gpus = ledger.record.held().filter(|device| device.as_partition().is_none());
+        let Some(record) = record.filter(|record| self.epoch().may_be(&record.epoch())) else { return Ok(false) };
+        let mut gpus = record.held().filter(|device| device.as_partition().is_none());
         let is_used = |device: &DeviceName| match self.users_of(device.gpu()) {
             Ok(users) => users.is_some_and(|users| {
                 tracing::info!(%device, users, "the claim is gone, and its GPU is in use: not released yet");

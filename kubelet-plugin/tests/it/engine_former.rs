@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use kerf_kubelet_plugin::engine::{Engine, ForeignPolicy, Released, Settings, Wish, Wishes};
-use kerf_nvml::{Code, GpuInstance, MigMode};
+use kerf_nvml::{Code, GpuInstance, MigMode, Process};
 use serde_json::{Value, json};
 
 use crate::engine_node::{
@@ -322,4 +322,23 @@ fn a_claim_that_is_gone_is_left_behind_as_any_other() {
     assert_eq!(known, [("old".to_owned(), false)]);
     assert_eq!(engine.release_left_behind("old", &|| true).unwrap(), Some(Released::Gone));
     assert_eq!(engine.known_claims().unwrap(), []);
+}
+
+/// As of kerf's own: its pod may run on for its grace period.
+#[test]
+fn a_claim_that_is_gone_keeps_its_gpu_while_a_process_uses_it() {
+    let left = Left::new();
+    left.write(&json!({"old": left.whole("old", GPU)}));
+    let (engine, faulty) = left.node.faulty_engine();
+    faulty.set_processes(&[Process { pid: std::process::id(), gpu_instance: None }]);
+    assert_eq!(engine.release_left_behind("old", &|| true).unwrap(), None);
+    let error = refused(&engine, &claim("new", &[GPU]));
+    assert!(error.contains("which NVIDIA's DRA driver has prepared"), "{error}");
+
+    faulty.set_processes(&[]);
+    left.write(&json!("damaged"));
+    assert_eq!(engine.release_left_behind("old", &|| true).unwrap(), None, "nobody can tell what it has");
+    left.write(&json!({"old": left.whole("old", GPU)}));
+    assert_eq!(engine.release_left_behind("old", &|| true).unwrap(), Some(Released::Gone));
+    prepare(&engine, &claim("new", &[GPU])).unwrap();
 }
