@@ -125,16 +125,11 @@ impl Journal {
     /// # Errors
     /// [`JournalError::Newer`], and [`JournalError::Io`] when the node is too short of something to read it.
     pub(super) fn load(&self, uid: &str) -> Result<Option<Record>, JournalError> {
-        let parsed = match fs::read(self.path(uid)) {
-            Ok(bytes) => parse(uid, &bytes),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) if is_shortage(&error) => return Err(JournalError::new("read", &self.path(uid))(error)),
-            Err(error) => Err(Unusable::Damaged(error.to_string())),
-        };
-        match parsed {
-            Ok(record) => Ok(Some(record)),
-            Err(Unusable::Newer(version)) => Err(JournalError::Newer { path: self.path(uid), version }),
-            Err(Unusable::Damaged(reason)) => {
+        match self.read(uid)? {
+            None => Ok(None),
+            Some(Ok(record)) => Ok(Some(record)),
+            Some(Err(Unusable::Newer(version))) => Err(JournalError::Newer { path: self.path(uid), version }),
+            Some(Err(Unusable::Damaged(reason))) => {
                 self.put_aside(uid, reason);
                 Ok(None)
             }
@@ -143,11 +138,17 @@ impl Journal {
 
     /// Every record that can be used. Those of other claims may change meanwhile unless a GPU of theirs is locked; a
     /// file that cannot be used is left to who locks its claim.
+    ///
+    /// # Errors
+    /// When the directory cannot be read, or the node is too short of something to read a file.
     pub(super) fn load_all(&self) -> Result<Vec<Record>, JournalError> {
         Ok(self.read_all()?.0)
     }
 
     /// The claims whose file cannot be used.
+    ///
+    /// # Errors
+    /// As [`Journal::load_all`].
     pub(super) fn unusable(&self) -> Result<Vec<String>, JournalError> {
         Ok(self.read_all()?.1)
     }
@@ -155,13 +156,24 @@ impl Journal {
     fn read_all(&self) -> Result<(Vec<Record>, Vec<String>), JournalError> {
         let (mut records, mut unusable) = (Vec::new(), Vec::new());
         for uid in self.uids()? {
-            match fs::read(self.path(&uid)).map(|bytes| parse(&uid, &bytes)) {
-                Ok(Ok(record)) => records.push(record),
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Ok(Err(_)) | Err(_) => unusable.push(uid),
+            match self.read(&uid)? {
+                None => {}
+                Some(Ok(record)) => records.push(record),
+                Some(Err(_)) => unusable.push(uid),
             }
         }
         Ok((records, unusable))
+    }
+
+    /// What a claim's file says; `None` where there is none. A file that is not read for want of something is an error, also
+    /// to who wants all: the device of a claim that is not seen would seem free.
+    fn read(&self, uid: &str) -> Result<Option<Result<Record, Unusable>>, JournalError> {
+        match fs::read(self.path(uid)) {
+            Ok(bytes) => Ok(Some(parse(uid, &bytes))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) if is_shortage(&error) => Err(JournalError::new("read", &self.path(uid))(error)),
+            Err(error) => Ok(Some(Err(Unusable::Damaged(error.to_string())))),
+        }
     }
 
     /// Whether a claim's file was set aside.
