@@ -159,12 +159,15 @@ mod tests {
             let left = [condemned("gpu-3b-00-0-mig-3g40gb-0", state, Some((0, 4)))];
             assert!(blocked(&left, HERE, slices(3, 1)) && blocked(&left, HERE, Extent::Whole), "{state}");
             assert!(holds(&left)[0].condemned);
+            assert_eq!(left[0].held().count(), 1, "{state}");
         }
         let gone = [condemned("gpu-3b-00-0-mig-3g40gb-0", "Planned", Some((0, 4))), condemned("gpu-3b-00-0", "", None)];
         assert_eq!(holds(&gone), []);
+        assert_eq!(gone.iter().flat_map(Record::held).count(), 0);
         // Nobody knows yet what of it is on the GPU, and where.
         let unplaced = [condemned("gpu-3b-00-0-mig-3g40gb-0", "", None)];
         assert!(blocked(&unplaced, HERE, slices(7, 1)) && !blocked(&unplaced, THERE, Extent::Whole));
+        assert_eq!(unplaced[0].held().count(), 1);
     }
 
     #[test]

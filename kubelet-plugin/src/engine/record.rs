@@ -199,12 +199,12 @@ impl Record {
         self.driver_load = epoch.driver_load.or(self.driver_load);
     }
 
-    /// The devices that it holds: not those that it may only look at, and of a condemned claim what may be left.
+    /// The devices that it holds: not those that it may only look at, and of a condemned claim the partitions that may be left.
     pub(super) fn held(&self) -> impl Iterator<Item = &DeviceName> {
         let devices = self.results.iter().filter(|result| !result.admin_access).map(|result| &result.device);
         devices.filter(|device| {
             let mut partitions = self.partitions.iter().filter(|partition| partition.device == **device);
-            !self.condemned || partitions.all(PartitionRecord::may_be_on_gpu)
+            !self.condemned || device.as_partition().is_some() && partitions.all(PartitionRecord::may_be_on_gpu)
         })
     }
 
