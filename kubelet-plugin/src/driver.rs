@@ -21,7 +21,7 @@ use crate::claim::ClaimRef;
 use crate::dra::Carver;
 use crate::engine::{
     Claim, Condemned, Engine, FormerDriver, Injection, OpenError, PreparedClaim, PreparedDevice, ReleaseError,
-    Released, RemovedForeign, Retried, Settings, UnprepareError, Wishes,
+    Released, RemovedForeign, Retried, Settings, UnprepareError, Waiting, Wishes,
 };
 use crate::events::Events;
 use crate::failure::Failure;
@@ -34,8 +34,8 @@ use crate::reconcile::Node;
 /// well below what a person waits for.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long to wait for another caller that opens the driver. It takes of the order of a second, and what has to go on without a
-/// driver shall still do so within the kubelet's patience.
+/// How long to wait for another caller that opens or closes the driver. It takes of the order of a second, and what has to go on
+/// without a driver shall still do so within the kubelet's patience.
 const OPENING: Duration = Duration::from_secs(10);
 
 /// Where the driver is, and what containers get beside it.
@@ -55,10 +55,11 @@ pub struct Driver {
     driver_name: String,
     wishes: Wishes,
     former: FormerDriver,
+    waiting: Waiting,
     paths: Paths,
     slot: Mutex<Slot>,
-    /// Told when a try to open the driver has ended.
-    opened: Condvar,
+    /// Told when a try to open or close the driver has ended.
+    settled: Condvar,
     events: Events,
     /// Told after every prepare and unprepare.
     changed: Arc<Notify>,
@@ -71,17 +72,17 @@ pub struct Driver {
 #[derive(Default)]
 struct Slot {
     session: Option<Arc<Session>>,
-    /// Whether a caller is about to make one. It may never come back: NVML can hang on a sick GPU.
-    opening: bool,
+    /// Whether a caller is about to make or to end one. It may never come back: NVML can hang on a sick GPU.
+    changing: bool,
 }
 
-/// Ends a try to open the driver, and lets the next caller go on.
-struct Opening<'a>(&'a Driver);
+/// Ends a try to open or close the driver, also when it panics, and lets the next caller go on.
+struct Changing<'a>(&'a Driver);
 
-impl Drop for Opening<'_> {
+impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        self.0.lock().opening = false;
-        self.0.opened.notify_all();
+        self.0.lock().changing = false;
+        self.0.settled.notify_all();
     }
 }
 
@@ -125,7 +126,7 @@ pub enum DriverError {
     Library(#[from] kerf_nvml::OpenError),
     /// Another caller is at it, and does not come back.
     #[error(
-        "the NVIDIA driver on this node has not answered for {} s since it was opened; does a GPU hang? See nvidia-smi and the \
+        "the NVIDIA driver on this node has not answered for {} s since it was opened or closed; does a GPU hang? See nvidia-smi and the \
          kernel log of the node", OPENING.as_secs()
     )]
     Opening,
@@ -153,9 +154,10 @@ impl Driver {
             driver_name: driver_name.to_owned(),
             wishes,
             former: FormerDriver::new(&paths.plugin_directory, &paths.cdi),
+            waiting: Waiting::default(),
             paths: paths.clone(),
             slot: Mutex::default(),
-            opened: Condvar::new(),
+            settled: Condvar::new(),
             events,
             changed,
             metrics,
@@ -177,7 +179,16 @@ impl Driver {
         let holding = || session.engine.prepared_claims().map_err(|error| error.to_string());
         let host = self.host(Some(session.root.clone()), session.engine.former_doubt());
         let inventory = inventory::read(&*session.nvml, &host, &holding);
-        for set_aside in session.engine.take_set_aside() {
+        self.tell_set_aside(&session.engine);
+        drop(session);
+        if inventory.suspect {
+            self.close_unless_in_use();
+        }
+        inventory
+    }
+
+    fn tell_set_aside(&self, engine: &Engine) {
+        for set_aside in engine.take_set_aside() {
             let message = format!(
                 "the journal of claim {} was damaged ({}) and lies now at {}; what can be known of the claim is taken from \
                  its CDI file",
@@ -188,11 +199,6 @@ impl Driver {
             tracing::error!(what = message, "journal damaged");
             self.events.node("JournalDamaged", &message);
         }
-        drop(session);
-        if inventory.suspect {
-            self.close_unless_in_use();
-        }
-        inventory
     }
 
     fn host(&self, driver_root: Option<DriverRoot>, former_doubt: Option<String>) -> Host {
@@ -208,27 +214,30 @@ impl Driver {
         }
     }
 
-    /// The session, opened if there is none. Callers wait for each other while one opens it, up to [`OPENING`].
+    /// The session, opened if there is none. Callers wait for each other while one opens or closes it, up to [`OPENING`].
     fn session(&self) -> Result<Arc<Session>, DriverError> {
         let deadline = Instant::now() + OPENING;
         let mut slot = self.lock();
-        while slot.opening {
+        while slot.changing {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(DriverError::Opening);
             }
-            slot = self.opened.wait_timeout(slot, left).unwrap_or_else(PoisonError::into_inner).0;
+            slot = self.settled.wait_timeout(slot, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         if let Some(session) = &slot.session {
             return Ok(Arc::clone(session));
         }
-        slot.opening = true;
-        drop(slot);
-        // Also when it panics.
-        let _opening = Opening(self);
+        let _changing = self.change(slot);
         let session = Arc::new(self.open()?);
         self.lock().session = Some(Arc::clone(&session));
         Ok(session)
+    }
+
+    /// Lets nobody but the caller open or close the driver until what is returned is dropped.
+    fn change(&self, mut slot: MutexGuard<'_, Slot>) -> Changing<'_> {
+        slot.changing = true;
+        Changing(self)
     }
 
     fn lock(&self) -> MutexGuard<'_, Slot> {
@@ -257,6 +266,7 @@ impl Driver {
         let DriverFiles { host_root, driver_root, .. } = &self.files;
         let root = DriverRoot::below(host_root, driver_root.as_deref().unwrap_or(Path::new("/")));
         let session = self.session_over(Arc::new(Uninitialized), root)?;
+        self.tell_set_aside(&session.engine);
         Ok(Releasing { session: Arc::new(session), missing: Some(error) })
     }
 
@@ -273,6 +283,7 @@ impl Driver {
             patience: PATIENCE,
             wishes: self.wishes.clone(),
             former: self.former.clone(),
+            waiting: self.waiting.clone(),
         };
         let engine = Engine::open_watched(Arc::clone(&nvml), settings, Arc::new(self.metrics.clone()))?;
         Ok(Session { nvml, engine, root })
@@ -292,9 +303,10 @@ impl Driver {
     fn close_unless_in_use(&self) {
         let mut slot = self.lock();
         // Nobody can get at it while the mutex is held, so a count of one stays one.
-        if slot.session.as_ref().is_some_and(|session| Arc::strong_count(session) == 1) {
+        if let Some(session) = slot.session.take_if(|session| Arc::strong_count(session) == 1) {
+            let _changing = self.change(slot);
+            drop(session);
             tracing::info!("NVIDIA driver closed, to be opened anew");
-            slot.session = None;
         }
     }
 }

@@ -60,6 +60,7 @@ pub use journal_file::JournalFile;
 pub use spans::claim_span;
 pub use steps::{Lock, NoWatch, Step, Watch};
 pub use stuck::{Condemned, Released, Retried};
+pub use unprepare::Waiting;
 pub use wishes::{Wish, Wishes};
 
 use epoch::Epoch;
@@ -69,7 +70,6 @@ use locks::{Guard, Locks};
 use metadata::MetadataDir;
 use record::Record;
 use recover::Recovered;
-use unprepare::Waiting;
 
 use crate::hook::Hook;
 
@@ -101,6 +101,8 @@ pub struct Settings {
     pub wishes: Wishes,
     /// Whose claims may hold devices beside ours.
     pub former: FormerDriver,
+    /// What waits for a lock; one for all engines of a process.
+    pub waiting: Waiting,
 }
 
 /// What containers get beside devices and the driver's files. Each has its own way to be wrong on some node, so each can be
@@ -160,6 +162,7 @@ impl Engine {
             patience,
             wishes,
             former,
+            waiting,
         } = settings;
         let kind = Kind::new(names::CDI_VENDOR, names::CDI_CLASS).expect("constants that are legal CDI names");
         let engine = Engine {
@@ -177,7 +180,7 @@ impl Engine {
             metadata: MetadataDir(metadata),
             injection,
             gpus: KnownGpus::default(),
-            waiting: Waiting::default(),
+            waiting,
         };
         engine.locks.remove_leftovers(CLAIM_LOCK);
         engine.tidy_former();

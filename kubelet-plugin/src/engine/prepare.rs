@@ -89,6 +89,7 @@ impl Engine {
         let results = results(claim)?;
         let holder = format!("claim {}/{} ({})", claim.namespace, claim.name, claim.uid);
         let _claim = self.lock_claim(&claim.uid, &holder, deadline)?;
+        self.waiting.ended(&claim.uid);
         let known = Ledger::load(self, &claim.uid)?;
         let is_new = known.is_none();
         let mut ledger = known.unwrap_or_else(|| Ledger::new(self, Record::new(claim, self.epoch())));

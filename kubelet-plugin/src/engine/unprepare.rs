@@ -1,7 +1,7 @@
 //! Unprepare: the way of Prepare backwards, from what the journal says.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::errors::ReleaseError;
@@ -14,18 +14,24 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 
 /// Since when releases wait for a lock in vain, by the claim's UID. An NVML call on a sick GPU may never return, and keeps what
 /// was locked for it: nothing can be journalled of that then, as the journal is written under the same lock.
-#[derive(Debug, Default)]
-pub(super) struct Waiting(Mutex<HashMap<String, Instant>>);
+///
+/// Clones are one: engines come and go with the driver's sessions, and the wait goes on.
+#[derive(Clone, Debug, Default)]
+pub struct Waiting(Arc<Mutex<HashMap<String, Instant>>>);
 
 impl Waiting {
     /// For how long a release has been waiting that has failed again, this time since `begun`.
     fn failed(&self, uid: &str, begun: Instant) -> Duration {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.entry(uid.to_owned()).or_insert(begun).elapsed()
+        self.lock().entry(uid.to_owned()).or_insert(begun).elapsed()
     }
 
-    fn ended(&self, uid: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    /// A release waits no more: it has got its locks, or the claim is wanted again.
+    pub(super) fn ended(&self, uid: &str) {
+        self.lock().remove(uid);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

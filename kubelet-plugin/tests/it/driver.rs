@@ -275,9 +275,34 @@ fn a_driver_that_hangs_when_it_is_opened_keeps_no_pod() {
         let preparing = scope.spawn(|| second.prepare(&claim("next", &[GPU]), late()));
         second.unprepare("whole", late()).unwrap();
         let refused = preparing.join().unwrap().unwrap_err().to_string();
-        assert!(refused.contains("has not answered for 10 s since it was opened"), "{refused}");
+        assert!(refused.contains("has not answered for 10 s since it was opened or closed"), "{refused}");
         simulation.clear_all().unwrap();
         assert_eq!(reading.join().unwrap().status.gpus.len(), 2);
     });
     second.prepare(&claim("next", &[GPU]), late()).unwrap();
+}
+
+/// A session that something failed on is closed, just when NVML may hang.
+#[test]
+fn a_driver_that_hangs_when_it_is_closed_keeps_no_pod() {
+    let node = Node::start("[{product: h100-80gb, count: 2}]");
+    let (driver, _directory) = driver(&node);
+    driver.prepare(&claim("whole", &[GPU]), late()).unwrap();
+    let simulation = Client::new(node.root());
+    simulation.arm(CallFault::new("nvmlShutdown").hangs(Span::Forever)).unwrap();
+    node.ctl(&["break", "1"]);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| driver.read_inventory());
+        while simulation.faults().unwrap()[0].met == 0 {
+            std::thread::yield_now();
+        }
+        let preparing = scope.spawn(|| driver.prepare(&claim("next", &[SECOND]), late()));
+        driver.unprepare("whole", late()).unwrap();
+        let refused = preparing.join().unwrap().unwrap_err().to_string();
+        assert!(refused.contains("has not answered for 10 s since it was opened or closed"), "{refused}");
+        simulation.clear_all().unwrap();
+        assert!(reading.join().unwrap().suspect);
+    });
+    node.ctl(&["mend", "1"]);
+    driver.prepare(&claim("next", &[SECOND]), late()).unwrap();
 }

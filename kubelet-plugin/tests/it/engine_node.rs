@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kerf_kubelet_plugin::engine::{
     AllocatedDevice, Claim, DeviceName, Engine, ForeignPolicy, FormerDriver, Injection, NoWatch, PrepareError,
-    PreparedDevice, Released, Settings, Step, Watch, Wish, Wishes,
+    PreparedDevice, Released, Settings, Step, Waiting, Watch, Wish, Wishes,
 };
 use kerf_mig::{Geometry, Placement, Profile};
 use kerf_nvml::{
@@ -115,6 +115,7 @@ impl Node {
             patience: Duration::from_secs(120),
             wishes: wishes(ForeignPolicy::Keep),
             former: FormerDriver::new(self.dir.path(), &self.dir.path().join("cdi")),
+            waiting: Waiting::default(),
         }
     }
 

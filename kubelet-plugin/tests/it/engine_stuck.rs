@@ -1,6 +1,7 @@
 //! Releases that make no progress: busy instances and failing GPUs, and how the pod is let go all the same.
 
 use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kerf_kubelet_plugin::engine::{
@@ -101,6 +102,68 @@ fn a_gpu_that_hangs_lets_the_pods_go() {
         assert_eq!(hanging.join().unwrap().unwrap(), Released::Gone, "it goes on where it was");
     });
     assert_eq!(engine.release_left_behind("beside", &|| true).unwrap(), Some(Released::Gone));
+    node.assert_clean(GPU, "released");
+}
+
+/// A driver that does not answer is opened anew for each call, and what holds the lock may be a process of before.
+#[test]
+fn the_wait_for_a_lock_outlasts_a_session() {
+    let node = Node::start(H100);
+    let patience = Duration::from_millis(300);
+    let settings = Settings { patience, ..node.settings() };
+    let (engine, faulty) = node.faulty_engine();
+    prepare(&engine, &claim("a", &[MIG_1G])).unwrap();
+    let (has_come, let_go) = faulty.hold("destroy_gpu_instance");
+    std::thread::scope(|scope| {
+        let hanging = scope.spawn(|| engine.unprepare("a", late()));
+        has_come.recv().unwrap();
+        let begun = Instant::now();
+        let ended = loop {
+            let anew = Engine::open(Arc::clone(&node.nvml), settings.clone()).unwrap();
+            match anew.unprepare("a", Instant::now() + patience / 10) {
+                Ok(released) => break condemned(released),
+                Err(error) => assert!(begun.elapsed() < patience * 100, "{error}"),
+            }
+        };
+        assert!(begun.elapsed() >= patience);
+        assert!(ended.why.contains("the release of claim"), "{}", ended.why);
+        let_go.send(()).unwrap();
+        assert_eq!(hanging.join().unwrap().unwrap(), Released::Gone);
+    });
+    node.assert_clean(GPU, "released");
+}
+
+/// A claim may be prepared anew after a release that got no lock, as one that two pods share.
+#[test]
+fn a_claim_that_is_wanted_again_has_not_waited() {
+    let node = Node::start(H100);
+    let patience = Duration::from_secs(2);
+    let (engine, faulty) = node.faulty_engine_with(Settings { patience, ..node.settings() });
+    let (shared, beside) = (claim("shared", &[MIG_1G]), claim("beside", &[MIG_3G]));
+    prepare(&engine, &shared).unwrap();
+    prepare(&engine, &beside).unwrap();
+    let try_to_release = |while_tried: &dyn Fn()| {
+        let (has_come, let_go) = faulty.hold("compute_instances");
+        std::thread::scope(|scope| {
+            let hanging = scope.spawn(|| prepare(&engine, &beside).map(drop));
+            has_come.recv().unwrap();
+            while_tried();
+            let error = engine.unprepare("shared", Instant::now() + patience / 100).unwrap_err();
+            assert!(matches!(error, UnprepareError::Lock(LockError::Timeout { .. })), "{error}");
+            let_go.send(()).unwrap();
+            hanging.join().unwrap().unwrap();
+        });
+    };
+    let begun = Instant::now();
+    try_to_release(&|| {});
+    prepare(&engine, &shared).unwrap();
+    try_to_release(&|| {
+        while begun.elapsed() < patience {
+            std::thread::yield_now();
+        }
+    });
+    unprepare(&engine, &shared);
+    unprepare(&engine, &beside);
     node.assert_clean(GPU, "released");
 }
 
