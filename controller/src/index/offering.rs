@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kerf_api::{GpuNodeSpec, GpuNodeStatus, GpuPolicyStatus, names};
 use kube::ResourceExt as _;
 
-use super::{Decision, Index, NodeState};
+use super::{Decision, Index, NodeState, Reason};
 use crate::liveness::Now;
 use crate::policy::report::{self, NodeReport};
 use crate::policy::{MigConfigState, NodeView, Offering, Policy, resolve};
@@ -101,10 +101,11 @@ impl Index {
         matched.min_by_key(|driver| (*driver != names::DRIVER_NAME, *driver))
     }
 
-    /// Why nothing is published of a node now.
+    /// Why nothing is published of a node now. What is published stays so where the controller merely does not see the node.
     fn unpublished(&self, state: &NodeState, now: Now) -> Option<String> {
         match self.decide(state, now.instant).0 {
             Decision::Publish { .. } => None,
+            Decision::Leave(Reason::Blind | Reason::Unproven) if !state.slices.is_empty() => None,
             Decision::Withdraw(reason) | Decision::Leave(reason) => Some(reason.to_string()),
         }
     }

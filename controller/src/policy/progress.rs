@@ -11,9 +11,6 @@ use crate::render::{cut_name, geometry};
 const IN_USE: &str = "InUse";
 const NOT_READY: &str = "NodeNotReady";
 
-/// The most bytes of a node's own words that are passed on: a status says it of many GPUs.
-const LONGEST_WORDS: usize = 256;
-
 /// One node as far as its progress depends on it.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeView<'a> {
@@ -82,10 +79,7 @@ impl NodeView<'_> {
         }
         if terms.forms != Forms::Nothing {
             if gpu.offer == GpuOffer::Nothing {
-                let Withheld { mut reason, mut message } = gpu.withheld.clone().unwrap_or_default();
-                for words in [&mut reason, &mut message] {
-                    words.truncate(words.floor_char_boundary(LONGEST_WORDS));
-                }
+                let Withheld { reason, message } = gpu.withheld.clone().unwrap_or_default();
                 return Some(Obstacle { reason, message });
             }
             if let Some(why) = self.unpublished {

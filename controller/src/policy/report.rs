@@ -12,6 +12,9 @@ const MOST_GPUS: usize = 16;
 /// The longest message of a condition, in bytes: one for a person.
 const LONGEST_MESSAGE: usize = 1024;
 
+/// The most that is said of one GPU, in bytes.
+const LONGEST_WORDS: usize = 256;
+
 /// What has come of the policies on one node.
 #[derive(Clone, Debug)]
 pub struct NodeReport<'a> {
@@ -31,14 +34,13 @@ pub fn status(policy: &Policy, layouts: &LayoutFile, nodes: &[NodeReport<'_>], n
         let Some(matches) = node.resolution.matches.get(&policy.name) else { continue };
         let mut gpus = PolicyGpus::default();
         for found in matches {
-            let name = found.gpu.clone();
+            let name = cut(&found.gpu);
             if let Some(by) = &found.overridden_by {
                 overridden += 1;
                 gpus.overridden.push(OverriddenGpu { gpu: name, by: by.clone() });
-            } else if let Some(why) = node.progress.waiting.get(&name) {
+            } else if let Some(why) = node.progress.waiting.get(&found.gpu) {
                 waiting += 1;
-                let (reason, message) = (why.reason.clone(), why.message.clone());
-                gpus.waiting.push(WaitingGpu { gpu: name, reason, message });
+                gpus.waiting.push(WaitingGpu { gpu: name, reason: cut(&why.reason), message: cut(&why.message) });
             } else {
                 in_force += 1;
                 gpus.in_force += 1;
@@ -70,6 +72,11 @@ pub fn status(policy: &Policy, layouts: &LayoutFile, nodes: &[NodeReport<'_>], n
     };
     let conditions = vec![accepted, in_force];
     GpuPolicyStatus { observed_generation: policy.generation, conditions, nodes_matched, nodes: listed }
+}
+
+/// The beginning of words that nothing else limits: a node's own, or all names of a file.
+fn cut(words: &str) -> String {
+    words[..words.floor_char_boundary(LONGEST_WORDS)].to_owned()
 }
 
 /// Why the policy cannot be followed anywhere.

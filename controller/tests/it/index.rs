@@ -292,7 +292,7 @@ fn only_changes_make_work() {
     assert_eq!(world.index.take_dirty().len(), 1);
 }
 
-fn slices() -> Vec<Observed> {
+pub(crate) fn slices() -> Vec<Observed> {
     let features = ServerFeatures { counters: Counters::Separate, taints: true, extended_resources: true };
     let rendered =
         render(DRIVER, &node("n", vec![gpu("h100-80gb", 1), gpu("l40s", 2)]), NODE_UID, &Offering::default(), features)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kerf_api::{ForeignInstances, Gpu, GpuOffer, GpuSpec, MigMode, Withheld, names};
-use kerf_controller::index::{Decision, Feed, Index};
+use kerf_controller::index::{Decision, Feed, Index, Reason};
 use kerf_controller::liveness::Now;
 use kerf_controller::policy::{LayoutFile, MigConfigState, Policy, Resolution, Rules, resolve};
 use serde_json::{Value, json};
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::fixtures::{DRIVER, NODE_UID, gpu, holding, labelled_node, layouts, lease, node, policy};
 use crate::golden::partitions_only;
+use crate::index::slices;
 
 fn resolved(gpus: Vec<Gpu>, labels: &[(&str, &str)], policies: Vec<Policy>) -> Resolution {
     let labels: BTreeMap<String, String> = labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
@@ -305,6 +306,14 @@ fn a_nodes_long_story_is_cut() {
     assert_eq!(status["nodes"][0]["gpus"]["waiting"][0]["message"], "x".repeat(256));
     assert!(world.conditions()[1].contains("waiting on 128 GPUs"), "{:?}", world.conditions());
     assert_eq!(world.index.wishes()[0].spec.gpus.len(), 128);
+
+    // Also where it is part of what kerf says.
+    let named = Gpu { name: long("n"), product: long("p"), ..gpu("l40s", 1) };
+    let mut world = World::new(vec![named]);
+    world.see(policy("p", json!({"offer": "Layout", "layout": {"migDevices": {"1g.10gb": 1}}})));
+    let waiting = &world.status()["nodes"][0]["gpus"]["waiting"][0];
+    assert_eq!((&waiting["gpu"], &waiting["reason"]), (&json!("n".repeat(256)), &json!("NoMig")));
+    assert_eq!(waiting["message"].as_str().map(str::len), Some(256));
 }
 
 /// The writer looks again when a rule, a label or a claim has changed, and only then.
@@ -387,11 +396,17 @@ fn conditions_in_words() {
                offer: Layout needs one; give layout.name or layout.migDevices";
     assert_eq!(world.conditions()[0], why);
 
-    // The plugin is gone.
+    // The controller sees nothing any more, and what is published stays.
     world.see(layouts());
     world.see(holding("c", &[]));
     world.see(policy("p", h100()));
-    for _ in 0..4 {
+    world.see(slices().remove(0));
+    world.now.instant += Duration::from_secs(20);
+    assert_eq!(world.index.verdict("n", world.now).decision, Decision::Leave(Reason::Blind));
+    assert!(world.conditions()[1].starts_with("InForce=True"), "{:?}", world.conditions());
+
+    // The plugin is gone.
+    for _ in 0..5 {
         world.now.instant += Duration::from_secs(8);
         let mut leader = lease("", "leader", world.now.wall);
         leader.metadata.name = Some(names::CONTROLLER.into());
