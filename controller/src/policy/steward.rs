@@ -52,11 +52,12 @@ pub struct Steward {
     pub metrics: Metrics,
 }
 
-/// What was written last, and when.
+/// What was written last, and when, and what could not be, by the objects' UIDs.
 #[derive(Default)]
 struct Memory {
     wishes: HashMap<String, (Instant, GpuNodeSpec)>,
     reports: HashMap<String, (Instant, GpuPolicyStatus)>,
+    failed: HashMap<String, Instant>,
 }
 
 impl Steward {
@@ -86,29 +87,42 @@ impl Steward {
                 let index = self.index.lock();
                 (index.wishes(), index.reports(Now::read()))
             };
-            let all_well = self.write(wishes, reports, &mut memory).await;
-            due = Instant::now() + if all_well { REVIEW } else { RETRY };
+            self.write(wishes, reports, &mut memory).await;
+            due = Instant::now() + if memory.failed.is_empty() { REVIEW } else { RETRY };
         }
     }
 
-    /// Whether everything was written.
-    async fn write(&self, mut wishes: Vec<Wish>, mut reports: Vec<Report>, memory: &mut Memory) -> bool {
+    /// Writes what was neither written nor refused a moment ago.
+    async fn write(&self, mut wishes: Vec<Wish>, mut reports: Vec<Report>, memory: &mut Memory) {
         let now = Instant::now();
         memory.wishes.retain(|_, (at, _)| *at + SETTLE > now);
         memory.reports.retain(|_, (at, _)| *at + SETTLE > now);
+        memory.failed.retain(|_, at| *at + RETRY > now);
         wishes.retain(|wish| memory.wishes.get(&wish.uid).is_none_or(|(_, spec)| *spec != wish.spec));
+        wishes.retain(|wish| !memory.failed.contains_key(&wish.uid));
         reports.retain(|report| {
             memory.reports.get(&report.uid).is_none_or(|(_, status)| !same_but_for_times(status, &report.status))
         });
-        let tell = |wish: Wish| async move { self.tell(&wish).await.then_some((wish.uid, (now, wish.spec))) };
-        let report =
-            |report: Report| async move { self.report(&report).await.then_some((report.uid, (now, report.status))) };
+        reports.retain(|report| !memory.failed.contains_key(&report.uid));
+        let tell = |wish: Wish| async move { (self.tell(&wish).await, wish.uid, wish.spec) };
+        let report = |report: Report| async move { (self.report(&report).await, report.uid, report.status) };
         let told: Vec<_> = futures::stream::iter(wishes).map(tell).buffer_unordered(CONCURRENCY).collect().await;
         let reported: Vec<_> = futures::stream::iter(reports).map(report).buffer_unordered(CONCURRENCY).collect().await;
-        let all_well = told.iter().all(Option::is_some) && reported.iter().all(Option::is_some);
-        memory.wishes.extend(told.into_iter().flatten());
-        memory.reports.extend(reported.into_iter().flatten());
-        all_well
+        let ended = Instant::now();
+        for (done, uid, spec) in told {
+            if done {
+                memory.wishes.insert(uid, (now, spec));
+            } else {
+                memory.failed.insert(uid, ended);
+            }
+        }
+        for (done, uid, status) in reported {
+            if done {
+                memory.reports.insert(uid, (now, status));
+            } else {
+                memory.failed.insert(uid, ended);
+            }
+        }
     }
 
     async fn tell(&self, wish: &Wish) -> bool {
