@@ -342,6 +342,8 @@ async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, RunError> {
     };
     config.connect_timeout = Some(CONNECT);
     config.read_timeout = Some(SILENCE);
+    // Else a connection that was idle has only what is left of that for its next answer.
+    config.reset_reader_on_write = true;
     Client::try_from(config).map_err(|source| RunError::Client { source })
 }
 

@@ -74,7 +74,7 @@ impl Keeper {
         let mut pending = Some(pending);
         let mut seen = Seen::default();
         let mut next: Option<Next> = None;
-        let mut pause = PAUSE;
+        let (mut pause, mut watch_pause) = (PAUSE, PAUSE);
         let mut retry: Option<Instant> = None;
         while !stop.is_cancelled() {
             if seen.listed && retry.is_none() {
@@ -100,12 +100,15 @@ impl Keeper {
                 () = stop.cancelled() => return,
                 event = events.next() => match event {
                     None => return,
-                    Some(Ok(event)) => seen.see(event, &self.name),
+                    Some(Ok(event)) => {
+                        watch_pause = PAUSE;
+                        seen.see(event, &self.name);
+                    }
                     Some(Err(error)) => {
                         metrics.interrupted(&error);
                         warn!(error = &error as &dyn std::error::Error, "a watch was interrupted");
-                        stop.run_until_cancelled(tokio::time::sleep(pause)).await;
-                        pause = (pause * 2).min(LONGEST_PAUSE);
+                        stop.run_until_cancelled(tokio::time::sleep(watch_pause)).await;
+                        watch_pause = (watch_pause * 2).min(LONGEST_PAUSE);
                     }
                 },
                 () = at(retry) => retry = None,
