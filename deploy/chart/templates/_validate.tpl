@@ -19,6 +19,13 @@ What the schema cannot say in words that help: each check names the value, what 
 {{- include "kerf.validate.path" (list "kubeletRoot" $v.kubeletRoot "/var/lib/kubelet") -}}
 {{- include "kerf.validate.path" (list "cdiRoot" $v.cdiRoot "/var/run/cdi") -}}
 {{- include "kerf.validate.path" (list "hookRoot" $v.hookRoot "/var/lib/kerf") -}}
+{{- /* Each is mounted, and no two at one path. */ -}}
+{{- $hook := printf "%s/%s" $v.hookRoot $v.driverName -}}
+{{- range $other := list (printf "%s/plugins/%s" $v.kubeletRoot $v.driverName) (printf "%s/plugins_registry" $v.kubeletRoot) $v.cdiRoot -}}
+  {{- if eq $hook $other -}}
+    {{- fail (printf "hookRoot: %s is for something else; choose a directory of its own, such as /var/lib/kerf" $other) -}}
+  {{- end -}}
+{{- end -}}
 {{- if not (regexMatch "^([a-z0-9_:]+=)?(off|error|warn|info|debug|trace)(,([a-z0-9_:]+=)?(off|error|warn|info|debug|trace))*$" $v.logLevel) -}}
   {{- fail (printf "logLevel: %q is none of error, warn, info, debug, trace, nor a list such as info,kube=debug" $v.logLevel) -}}
 {{- end -}}

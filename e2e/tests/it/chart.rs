@@ -99,6 +99,7 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["cdiRoot=/var/run/../cdi"], &["cdiRoot", "not an absolute path"]),
     (&["logLevel=verbose"], &["logLevel", "\"verbose\"", "error, warn, info, debug, trace"]),
     (&["hookRoot=kerf"], &["hookRoot", "not an absolute path", "/var/lib/kerf"]),
+    (&["hookRoot=/var/lib/kubelet/plugins"], &["hookRoot", "/var/lib/kubelet/plugins/gpu.nvidia.com", "/var/lib/kerf"]),
     (&["webhook.port=8080"], &["webhook.port", "8080", "8443"]),
     (&["controller.replicas=5"], &["controller.replicas", "5", "webhook.enabled", "allows 4"]),
     (&["controller.image.repository=ghcr.io/x/y:1.0"], &["controller.image.repository", "has a tag"]),
