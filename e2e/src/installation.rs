@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{ContainerStatus, Namespace, Pod};
 use kerf_api::names::{CONTROLLER, NAMESPACE, plugin_lease};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
@@ -226,14 +226,23 @@ impl Installation {
         signal_kill(&processes)
     }
 
+    /// Which controller leads, and since when.
+    ///
+    /// # Errors
+    ///
+    /// When none has ever led.
+    pub async fn lead(&self) -> Result<LeaseSpec> {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
+        api.get(CONTROLLER).await?.spec.context("the controllers' lease is empty")
+    }
+
     /// SIGKILL for the controller that leads; the other one is left alone.
     ///
     /// # Errors
     ///
     /// When none leads.
     pub async fn kill_leader(&mut self) -> Result<()> {
-        let api: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
-        let leader = api.get(CONTROLLER).await?.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
+        let leader = self.lead().await?.holder_identity.unwrap_or_default();
         // A pod's host name is its own, and the controller's identity begins with it.
         let leads = |pod: &Pod| pod.metadata.name.as_ref().is_some_and(|name| leader.starts_with(name.as_str()));
         let pod = self.pods(Part::Controller).await?.into_iter().find(leads);

@@ -33,6 +33,6 @@ pub use neighbours::{Neighbours, neighbour};
 pub use program::{Program, built};
 pub use setting::setting;
 pub use simulation::{GpuState, InstanceState, NodeFile, Simulation};
-pub use tenant::Tenant;
-pub use wait::{HEARS_AGAIN, eventually, never};
+pub use tenant::{Tenant, seconds_to_ready};
+pub use wait::{HEARS_AGAIN, RETRIED, eventually, never};
 pub use world::{World, scenario};

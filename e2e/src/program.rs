@@ -81,7 +81,7 @@ impl Program {
         }
         let name = self.name.clone();
         let ended =
-            eventually(&format!("{name} ends after SIGTERM"), Duration::from_secs(20), async || Ok(child.try_wait()?))
+            eventually(&format!("{name} ends after SIGTERM"), Duration::from_secs(60), async || Ok(child.try_wait()?))
                 .await;
         if ended.is_err() {
             child.kill()?;

@@ -147,7 +147,7 @@ impl Simulation {
             command.arg("--programs").arg(programs);
         }
         let mut program = Program::start("nvml-sim", command, &log)?;
-        eventually("the simulator is ready", Duration::from_secs(10), async || {
+        eventually("the simulator is ready", Duration::from_secs(60), async || {
             program.check()?;
             Ok(std::fs::read_to_string(&log)?.lines().any(|line| line.trim() == "ready").then_some(()))
         })

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::{Event, Namespace, Pod as ApiPod};
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod as ApiPod, ServiceAccount};
 use k8s_openapi::api::resource::v1::{
     DeviceRequestAllocationResult, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
@@ -33,7 +33,7 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Makes the namespace. It carries the label of the scenarios, `kerf.dev/e2e`.
+    /// Makes the namespace, and waits until there can be pods in it. It carries the label of the scenarios, `kerf.dev/e2e`.
     ///
     /// # Errors
     ///
@@ -44,6 +44,10 @@ impl Tenant {
             "metadata": { "name": namespace, "labels": { "kerf.dev/e2e": "true" } },
         }))?;
         Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &object).await?;
+        // A pod is refused without it, and the controller manager makes it in its time.
+        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
+        eventually("the namespace has its ServiceAccount", PATIENCE, async || Ok(accounts.get_opt("default").await?))
+            .await?;
         Ok(Tenant { cluster, client, patience: PATIENCE, namespace: namespace.to_owned(), image: None })
     }
 
@@ -148,8 +152,13 @@ impl Tenant {
 
     /// Waits until all containers of a pod run.
     pub async fn ready(&self, name: &str) -> Result<()> {
+        self.ready_within(name, self.patience).await
+    }
+
+    /// The same, with another patience.
+    pub async fn ready_within(&self, name: &str, patience: Duration) -> Result<()> {
         let api = self.pods();
-        eventually(&format!("pod {name} runs"), self.patience, async || {
+        eventually(&format!("pod {name} runs"), patience, async || {
             let pod = api.get(name).await?;
             let status = pod.status.unwrap_or_default();
             let statuses = status.container_statuses.unwrap_or_default();
@@ -275,6 +284,14 @@ impl Tenant {
 /// The slices of kerf's driver.
 pub(crate) fn ours() -> ListParams {
     ListParams::default().fields(&format!("spec.driver={DRIVER_NAME}"))
+}
+
+/// How long a pod took from its creation until it was ready, in whole seconds; `None` while it is not.
+pub fn seconds_to_ready(pod: &ApiPod) -> Option<i64> {
+    let created = pod.metadata.creation_timestamp.as_ref()?;
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let ready = conditions.iter().find(|condition| condition.type_ == "Ready" && condition.status == "True")?;
+    Some(ready.last_transition_time.as_ref()?.0.as_second() - created.0.as_second())
 }
 
 /// The words between `UUID: ` and `)` that begin with `prefix`.

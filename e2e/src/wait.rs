@@ -13,6 +13,10 @@ const POLL: Duration = Duration::from_millis(50);
 /// after two quiet minutes (k8s.io/client-go/tools/cache/reflector.go, 1.36). One such component waits for the other.
 pub const HEARS_AGAIN: Duration = Duration::from_secs(240);
 
+/// Patience with a pod whose claim may not be prepared at the kubelet's first try, for reasons of Kubernetes: the next one
+/// comes after one to one and a half minutes, with the pod's regular sync (pkg/kubelet, `resyncInterval` and its jitter).
+pub const RETRIED: Duration = Duration::from_secs(240);
+
 /// Waits until `look` answers `Ok(Some(value))`. An error or `Ok(None)` means "not yet"; after `patience` the last
 /// error, or the missing condition, is the failure.
 pub async fn eventually<T, F>(what: &str, patience: Duration, mut look: F) -> Result<T>

@@ -82,6 +82,8 @@ async fn the_pods_of_the_device_plugins_world_run_on_slices_cut_for_them() {
         let namespace = "ai-inference";
         world.cluster.kubectl(&["create", "namespace", namespace])?;
         world.cluster.kubectl(&["label", "namespace", namespace, "kerf.dev/e2e=true"])?;
+        let account = ["wait", "-n", namespace, "--for=create", "serviceaccount/default", "--timeout=120s"];
+        world.cluster.kubectl(&account)?;
         let file = std::env::temp_dir().join(format!("kerf-plain-pods-{}.yaml", std::process::id()));
         std::fs::write(&file, manifests)?;
         world.cluster.kubectl(&["apply", "-f", file.to_str().context("the path is text")?])?;

@@ -6,14 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::resource::v1::Device;
-use kerf_e2e::{Claim, HEARS_AGAIN, NodeFile, Part, Pod, Request, World, eventually, scenario, setting};
+use kerf_e2e::{Claim, HEARS_AGAIN, NodeFile, Part, Pod, RETRIED, Request, World, eventually, scenario, setting};
 use kube::api::DeleteParams;
 
 /// How long the API server is away, `KERF_OUTAGE_SECONDS` of `make torture`; shorter otherwise.
 const OUTAGE_SECONDS: usize = 20;
-
-/// A pod may wait for the kubelet's next try, which comes after one to two minutes.
-const RETRIED: Duration = Duration::from_secs(240);
 
 #[tokio::test]
 async fn a_node_that_reboots_gets_its_pods_and_slices_back() {

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kerf_e2e::{Claim, NodeFile, Part, Request, World, eventually, scenario, setting};
+use kerf_e2e::{Claim, NodeFile, Part, RETRIED, Request, World, eventually, scenario, seconds_to_ready, setting};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
@@ -101,7 +101,8 @@ async fn a_kubelet_that_restarts_in_the_middle_of_an_update_finds_its_plugin() {
                 world.run(&format!("during-{round}-{number}"), &slice).await?;
             }
             for number in 0..AT_ONCE {
-                world.ready(&format!("during-{round}-{number}")).await?;
+                // The first may come before the kubelet has registered the plugin anew.
+                world.ready_within(&format!("during-{round}-{number}"), RETRIED).await?;
             }
             for part in [Part::KubeletPlugin, Part::Controller] {
                 world.kerf.rolled_out(part).await?;
@@ -133,20 +134,12 @@ async fn end_what_runs(world: &World, took: &mut BTreeMap<usize, i64>) -> Result
             continue;
         };
         let number: usize = name.trim_start_matches("pod-").parse()?;
-        if let Some(seconds) = seconds_to_ready(pod) {
+        if let Some(seconds) = seconds_to_ready(&pod) {
             took.insert(number, seconds);
             world.pods().delete(&name, &DeleteParams::default()).await?;
         }
     }
     Ok(())
-}
-
-/// How long a pod took from its creation until it was ready.
-fn seconds_to_ready(pod: Pod) -> Option<i64> {
-    let created = pod.metadata.creation_timestamp?.0;
-    let conditions = pod.status?.conditions?;
-    let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready" && condition.status == "True")?;
-    Some(ready.last_transition_time?.0.as_second() - created.as_second())
 }
 
 fn versions(slices: Vec<ResourceSlice>) -> BTreeSet<(Option<String>, Option<String>)> {

@@ -1,16 +1,17 @@
 //! kerf comes, goes and changes its leader, and the pods that use its devices do not notice.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::jiff::SignedDuration;
 use kerf_e2e::{Claim, NodeFile, Part, Request, eventually, scenario};
 use kube::Api;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::DeleteParams;
 
-/// A killed leader's lease runs out within 10 s, and the other one looks every 2 s; what it writes takes its time, too.
-const TAKEOVER: Duration = Duration::from_secs(15);
+/// A killed leader's lease runs out 10 s after the other one has seen its last renewal, and that one looks every 2.4 s at the
+/// latest.
+const TAKEOVER: SignedDuration = SignedDuration::from_secs(15);
 
 /// What Helm leaves of kerf in the cluster, by kind.
 const KINDS: &str = "all,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,deviceclasses,\
@@ -58,17 +59,26 @@ async fn a_killed_leader_is_replaced() {
         world.kerf.rolled_out(Part::Controller).await?;
         let slices = world.published().await?;
         world.kerf.kill_leader().await?;
+        let killed = world.kerf.lead().await?;
         let api: Api<ResourceSlice> = Api::all(world.client.clone());
         let name = slices.first().and_then(|slice| slice.metadata.name.clone()).unwrap_or_default();
         api.delete(&name, &DeleteParams::default()).await?;
-        eventually("the other controller writes the slice again", TAKEOVER, async || {
-            let now = api.list(&ListParams::default()).await?.items;
+        eventually("the other controller writes the slice again", world.patience, async || {
+            let now = world.slices().await?;
             let names = |slices: &[ResourceSlice]| -> BTreeSet<_> {
                 slices.iter().filter_map(|slice| slice.metadata.name.clone()).collect()
             };
             Ok((names(&now) == names(&slices)).then_some(()))
         })
-        .await
+        .await?;
+        let next = world.kerf.lead().await?;
+        ensure!(next.holder_identity != killed.holder_identity, "{next:?} after {killed:?}");
+        let (Some(renewed), Some(acquired)) = (&killed.renew_time, &next.acquire_time) else {
+            bail!("{next:?} after {killed:?}")
+        };
+        let took = acquired.0.duration_since(renewed.0);
+        ensure!(took <= TAKEOVER, "{took:?}: {next:?} after {killed:?}");
+        Ok(())
     })
     .await;
 }

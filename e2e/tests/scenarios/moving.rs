@@ -140,6 +140,8 @@ async fn device_plugin(world: &mut World) -> Result<()> {
     kubelet_forgets(world, &[slice, gpu]).await?;
     policy::label(world, &format!("{MOVED}=yes"))?;
     world.kerf.upgrade(&["--set-string", NODES, "--set", "foreignInstances=delete"])?;
+    // The label has brought a plugin to the node that may still keep the slices.
+    world.kerf.rolled_out(Part::KubeletPlugin).await?;
     world.kerf.registered().await?;
     world.instances(0).await?;
     uncordon(world)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use kerf_e2e::{Claim, NodeFile, Part, Request, World, claim_ref, eventually, scenario};
+use kerf_e2e::{Claim, NodeFile, Part, RETRIED, Request, World, claim_ref, eventually, scenario};
 
 #[tokio::test]
 async fn kubelet_restart_keeps_ids_and_pods() {
@@ -24,7 +24,9 @@ async fn kubelet_restart_keeps_ids_and_pods() {
         ensure!(before.id == after.id, "{before:?} became {after:?}");
         ensure!(before.compute_instances[0].uuid == after.compute_instances[0].uuid, "{before:?} became {after:?}");
         world.undisturbed("steady").await?;
-        world.run_ready("next", &Claim::of(&[Request::mig("gpu", "2g.20gb")])).await?;
+        world.run("next", &Claim::of(&[Request::mig("gpu", "2g.20gb")])).await?;
+        // The slices may be back before the kubelet has registered the plugin anew.
+        world.ready_within("next", RETRIED).await?;
         world.delete("steady").await?;
         world.instances(1).await?;
         Ok(())

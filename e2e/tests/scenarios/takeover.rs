@@ -8,7 +8,9 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{ContainerStatus, Event};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kerf_api::{Blocked, names};
-use kerf_e2e::{Claim, Neighbours, NodeFile, Part, Pod, Program, Request, World, eventually, neighbour, scenario};
+use kerf_e2e::{
+    Claim, Neighbours, NodeFile, Part, Pod, Program, RETRIED, Request, World, eventually, neighbour, scenario,
+};
 use kube::Api;
 use kube::api::ListParams;
 use serde_json::json;
@@ -33,7 +35,8 @@ fn command(world: &World, program: &str) -> Result<(Command, PathBuf)> {
     Ok((command, neighbours.directory().join(format!("{program}.log"))))
 }
 
-/// Starts the plugin for GPUs with dynamic MIG, and waits until its devices are published.
+/// Starts the plugin for GPUs with dynamic MIG, and waits until its devices are published. It publishes them before the
+/// kubelet has registered it (v0.5.0, `cmd/gpu-kubelet-plugin/driver.go`), so the first pods may wait for another try.
 async fn start(world: &World) -> Result<Program> {
     let name = "gpu-kubelet-plugin";
     let (mut command, log) = command(world, name)?;
@@ -123,12 +126,13 @@ async fn pods_of_the_former_driver_run_on() {
     scenario("takeover", NodeFile::new().gpus("h100-80gb", 3), async |world| {
         leave(world).await?;
         let mut former = start(world).await?;
-        world.run_ready("whole", &Claim::of(&[Request::gpu("gpu")])).await?;
+        world.run("whole", &Claim::of(&[Request::gpu("gpu")])).await?;
+        world.ready_within("whole", RETRIED).await?;
         world.create(&Claim::of(&[Request::mig("gpu", "1g.10gb")]).template("slice")).await?;
         let mut slice = Pod::from_template("slice", "slice").object();
         slice["spec"]["restartPolicy"] = json!("Always");
         world.create(&slice).await?;
-        world.ready("slice").await?;
+        world.ready_within("slice", RETRIED).await?;
         let (gpu, mig) = (world.gpu_uuids("whole", "main")?, world.mig_uuids("slice", "main")?);
         ensure!(gpu.len() == 1 && mig.len() == 1, "{gpu:?} {mig:?}");
 
@@ -183,6 +187,7 @@ async fn pods_of_the_former_driver_run_on() {
         ensure!(left[0].1.compute_instances[0].uuid == mig[0], "the slice is nobody's now: {left:?}");
         world.kerf.expect_end(Part::KubeletPlugin).await?;
         world.kerf.upgrade(&["--set", "foreignInstances=adopt"])?;
+        world.kerf.rolled_out(Part::KubeletPlugin).await?;
         eventually("everything is offered again", world.patience, async || {
             Ok(blocked(world).await?.iter().all(Vec::is_empty).then_some(()))
         })
@@ -222,7 +227,8 @@ async fn serves(world: &World, when: &str) -> Result<()> {
     let mut former = start(world).await?;
     for (what, request) in [("slice", Request::mig("gpu", "1g.10gb")), ("gpu", Request::gpu("gpu"))] {
         let pod = format!("{when}-{what}");
-        world.run_ready(&pod, &Claim::of(&[request])).await?;
+        world.run(&pod, &Claim::of(&[request])).await?;
+        world.ready_within(&pod, RETRIED).await?;
         ensure!(world.allocated(&pod).await?[0].device.starts_with("gpu-0"), "a device of that driver");
         world.delete(&pod).await?;
     }

@@ -221,6 +221,13 @@ async fn in_force(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// The same, and no answer comes too late: by default a webhook that takes more than 5 s is passed over.
+async fn in_force_without_haste(world: &World) -> Result<()> {
+    world.kerf.rolled_out(Part::Controller).await?;
+    world.kerf.upgrade(&["--set", "webhook.timeoutSeconds=30"])?;
+    in_force(world).await
+}
+
 /// Waits until what kerf would refuse passes.
 async fn out_of_force(world: &World) -> Result<()> {
     let claim: ResourceClaim = serde_json::from_value(claim_with("probe", &gpu(json!({"strategy": "Foo"}))))?;
@@ -249,7 +256,7 @@ async fn bundle(world: &World) -> Result<String> {
 #[tokio::test]
 async fn each_mistake_is_refused_at_its_creation() {
     scenario("refused_at_creation", NodeFile::new().gpus("h100-80gb", 1), async |world| {
-        in_force(world).await?;
+        in_force_without_haste(world).await?;
         let namespace = world.namespace();
         let claims: Api<ResourceClaim> = Api::namespaced(world.client.clone(), namespace);
         for (number, (parameters, line)) in mistakes().into_iter().enumerate() {
@@ -307,7 +314,7 @@ async fn each_mistake_is_refused_at_its_creation() {
 #[tokio::test]
 async fn each_mistake_in_a_policy_is_refused_at_its_creation() {
     scenario("policy_refused", NodeFile::new().gpus("h100-80gb", 1), async |world| {
-        in_force(world).await?;
+        in_force_without_haste(world).await?;
         for (spec, line) in policy_mistakes() {
             let message = refusal(create_policy(world, "wrong", &spec).await?).with_context(|| spec.to_string())?;
             let denied = r#"admission webhook "gpupolicies.kerf.dev" denied the request: "#;
