@@ -70,13 +70,15 @@ impl Engine {
     /// Whether a process uses a whole GPU that a locked claim holds, or nobody can tell. What else it holds is an instance,
     /// which the driver does not let go of then.
     fn runs_on(&self, uid: &str) -> Result<bool, JournalError> {
-        let record = match (Ledger::load(self, uid)?, self.former_records()) {
-            (Some(ledger), _) => Some(ledger.record),
-            (None, Ok(former)) => former.into_iter().find(|record| record.claim.uid == uid),
-            (None, Err(error)) => {
-                tracing::info!(%error, "the claim is gone, and nobody can tell what it has: not released yet");
-                return Ok(true);
-            }
+        let record = match Ledger::load(self, uid)? {
+            Some(ledger) => Some(ledger.record),
+            None => match self.former_records() {
+                Ok(former) => former.into_iter().find(|record| record.claim.uid == uid),
+                Err(error) => {
+                    tracing::info!(%error, "the claim is gone, and nobody can tell what it has: not released yet");
+                    return Ok(true);
+                }
+            },
         };
         // What used the GPU in another epoch has ended with it.
         let Some(record) = record.filter(|record| self.epoch().may_be(&record.epoch())) else { return Ok(false) };
